@@ -37,6 +37,7 @@ confirmed if the 89% interval of the mean, t over draws, lies above 0, contradic
 0, and open otherwise; the interval over the three tasks is reported beside it.
 
     python tests/studies/language_model.py groups   # writes groups_1.csv to groups_3.csv
+    python tests/studies/language_model.py tell     # the differences, from docs/language_model.csv
 """
 
 import csv
@@ -49,7 +50,8 @@ import torch
 from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from conftest import ROOT, load_script  # noqa: E402
+import labeled  # noqa: E402
+from conftest import load_script  # noqa: E402
 
 TASKS = ("imdb", "rotten_tomatoes", "tweets")  # their texts, without labels
 TABLES = {  # of the package that has reuters: file and column
@@ -218,8 +220,21 @@ def pilot(flags):
     script.main([*flags, "--subsamples", "6", "--workers", "1", "--out", "pilot.csv"])
 
 
+def tell():
+    """What reading the labeled texts, too, adds to the bias: in the judged tasks, in the new ones."""
+    units = labeled.units_of("language_model")
+    for tasks in (["bbc_news", "posts", "reuters"], [Path(name).stem for name in GROUPS]):
+        mine = units[units["task"].isin(tasks)]
+        table = labeled.paired(mine, "", "bias", 1, 40)
+        labeled.tell_row("bias", table, tasks)
+        change = (table["read"] - table["unread"]).groupby("task").mean()
+        print(f"difference, over the {len(tasks)} tasks: {labeled.words(change)}")
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "pilot":
+    if sys.argv[1] == "tell":
+        tell()
+    elif sys.argv[1] == "pilot":
         pilot(sys.argv[2:])
     elif sys.argv[1] == "groups":
         write_groups()
