@@ -357,7 +357,7 @@ def test_the_guides_example(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
-    shutil.copy(ROOT / "docs" / "answers_example.csv", "mine.csv")
+    shutil.copy(ROOT / "docs" / "rows" / "answers_example.csv", "mine.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert table.bias.round(1).to_dict() == {
         "clean-10": 1.9, "clean-5": -1.7, "contaminated-10": 8.6, "contaminated-5": 7.1}

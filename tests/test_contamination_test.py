@@ -785,7 +785,8 @@ def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
 
 def test_the_table_is_written_before_a_pipe_is_closed():
     """As head does when it has read enough. No error is said."""
-    command = f"{ROOT}/contamination_test.py --answers {ROOT}/docs/answers_example.csv --out a.csv"
+    example = ROOT / "docs/rows/answers_example.csv"
+    command = f"{ROOT}/contamination_test.py --answers {example} --out a.csv"
     found = subprocess.run(f"{sys.executable} -u {command} | true", shell=True, capture_output=True)
     assert len(pd.read_csv("a.csv")) == 4 and not found.stderr
 

@@ -156,7 +156,7 @@ def parts_of(command):
 def test_every_command_parses(source, command):
     """The script exists and argparse takes the flags; the tasks named are in tasks.json."""
     name, flags = parts_of(command)
-    if name.startswith("tests/"):
+    if name.startswith("docs/studies/"):
         assert (ROOT / f"{name}.py").exists()
         return
     args = load_script(name).parse_args(flags)
@@ -169,7 +169,8 @@ def test_no_link_is_dead():
     # gone: blocks of code, where # begins a comment; addresses; the blank behind #; punctuation
     gone = r"(?ms)^```.*?```|\]\(.*?\)|^\[[^\n]*\]: \S+|(?<=#) |[^\w\n #-]"
     names = {path: re.sub(gone, "", read(path)).lower().replace(" ", "-")
-             for path in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+             for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"),
+                          *ROOT.glob("tests/**/*.md")]}
     for path in names:
         for place, anchor in re.findall(
                 r"(?m)(?:\]\(|^\[.*\]: )(?!http)([^)#\s]*)([^)\s]*)", read(path)):

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from studies import check_tasks
+from docs.studies import check_tasks
 import fake_hub
 from conftest import ROOT, end_of
 

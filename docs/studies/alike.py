@@ -1,7 +1,7 @@
 """May the test of Alexander and Govern, scipy.stats.alexandergovern on the draws of a setting's
 tasks, replace the p_alike of fit_model.py (Mehrotra's F; for two tasks Welch's t)?
 
-    python tests/studies/alike.py   # a minute on one core
+    python docs/studies/alike.py   # a minute on one core
 
 Simulated as in calibrate.py, crossed biases of n = 200: 2,000 data sets a cell, the same for both
 tests. `sd`: of the tasks' own draws of luck, in points, in turn. Size: how often tasks are said to
@@ -64,7 +64,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import calibrate  # noqa: E402
 
 DRAWS, TASKS = (2, 3, 4, 8, 12), (2, 5, 25)

@@ -1,13 +1,13 @@
 """Does `contamination_test.py --answers` hold what it says? The numbers of "Answers of any model"
-in docs/results.md, cheapest first.
+in docs/validation.md, cheapest first.
 
-    python tests/studies/answers.py halves tests/studies/constat_halves.csv
-    python tests/studies/answers.py tries docs/answers_example.csv
-    python tests/studies/answers.py missing --sets 2000
-    python tests/studies/answers.py simulate --sets 2000
-    python tests/studies/answers.py pooled --sets 200
-    python tests/studies/answers.py leaked --sets 200
-    python tests/studies/answers.py differ --sets 100
+    python docs/studies/answers.py halves docs/studies/constat_halves.csv
+    python docs/studies/answers.py tries docs/rows/answers_example.csv
+    python docs/studies/answers.py missing --sets 2000
+    python docs/studies/answers.py simulate --sets 2000
+    python docs/studies/answers.py pooled --sets 200
+    python docs/studies/answers.py leaked --sets 200
+    python docs/studies/answers.py differ --sets 100
 
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam, fit = map(load_script, ["contamination_test", "fit_model"])

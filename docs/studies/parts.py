@@ -1,7 +1,7 @@
 """Are the right tasks and models called inflated? Run by hand, each in a minute on one core.
 
-    python tests/studies/parts.py            # tasks of one table
-    python tests/studies/parts.py --models   # two models, or two methods in one table of answers
+    python docs/studies/parts.py            # tasks of one table
+    python docs/studies/parts.py --models   # two models, or two methods in one table of answers
 
 The bias of task j in draw k is Normal(true bias of j, 1.4 points), and the margin is 1 point (5 of
 methods). Two rules judge the same 10,000 tables (standard error of a share: .5 points at most):
@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 fit = load_script("fit_model")
@@ -146,7 +146,7 @@ def check_models(D, margin, mean_no, low, depend, m=50):
     return CHECKED
 
 
-# Tables of docs/results.md
+# Tables of docs/validation.md
 
 
 def percent(*shares):

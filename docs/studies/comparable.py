@@ -1,7 +1,7 @@
 """How often are honest answers refused as "No verdict", since models answered alike, other items or
-other prompts? (contamination_test.py --answers; the table is in docs/results.md.)
+other prompts? (contamination_test.py --answers; the table is in docs/validation.md.)
 
-    python tests/studies/comparable.py --sets 200
+    python docs/studies/comparable.py --sets 200
 
 Models of equal ability answer two random halves. `kept`: the share of a model's answers that the
 next one keeps; the rest is drawn anew. Prompts have lengths with a long tail, each model its own
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam = load_script("contamination_test")

@@ -1,6 +1,6 @@
 """Compares the tasks of tasks.json with the paper's Table 2, where the Hub can be reached.
 
-    python tests/studies/check_tasks.py [--tasks NAME ...]
+    python docs/studies/check_tasks.py [--tasks NAME ...]
 
 Prints for each source, up to the first that loads: rows, classes, 25th and 75th percentile of the
 lengths in characters. The exit status is 2 if a source loads and is wrong.
