@@ -55,7 +55,6 @@ import json
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +72,7 @@ from typing import NamedTuple
 os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' bars; ours says disable=None
 # joblib warns of these if a run ends early
 warnings.filterwarnings("ignore", "[0-9]+ tasks (which|have)|A worker stopped|IProgress")
+os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 try:
     import filelock
@@ -499,8 +499,7 @@ def check_names(tokenizer, classes, names):
     """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
     for name, ids in zip(classes, names):
         if {*ids} <= {*tokenizer.all_special_ids} or names.count(ids) > 1:
-            raise ValueError(f"class {name!r} is unknown to this model, or equal to another: rename "
-                             "it")
+            raise ValueError(f"class {name!r} is unknown to this model or like another: rename it")
 
 
 def training_seed(row):
@@ -589,19 +588,18 @@ def run_all(left, run, args):
     as it is there."""
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(args.out):  # fails now, not after the first draw
-        args.out.open("ab").close()
-        if args.out.stat().st_size == 0:
-            args.out.unlink()
+        if args.out.exists():
+            args.out.open("ab").close()
     pool, device, threads = open_pool(left, args)
     jobs = (joblib.delayed(run_job)(run, device, threads, sample_of(*planned)) for planned in left)
     started, size = time.time(), None
-    with pool, tqdm(total=len(left), disable=None) as bar:
+    with pool, tqdm(total=len(left), unit="draw", disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
         for row in joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs):
             if size is None:
                 rounds = len(left) / joblib.effective_n_jobs(None)
                 end = time.ctime(started + rounds * (time.time() - started))
-                bar.write(f"the last draw should end on {end}")
+                bar.write(f"the last of {len(left)} draws should end on {end}")
             size = append_row(args.out, row, size)
             base, unseen, seen = [(row[f"acc_{one}"] + row[f"acc_{other}_on_extra"]) / 2
                                   for one, other in zip(ARMS, ("base", "test", "extra"))]
@@ -609,7 +607,7 @@ def run_all(left, run, args):
                       f"seen {seen:.3f} {row['seconds']:.0f} s")
             sys.stdout.flush()  # into the log of nohup
             bar.update()
-    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {shlex.quote(str(args.out))}")
+    print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
 
 
 def keep_clock(bar):
@@ -789,14 +787,14 @@ def first_of(sources, read, name):
 
 def check_size(name, task, ms, n):
     """Print the size of a task. Refuse one whose sets would silently be smaller than m and n."""
-    counts, m = dict(zip(task.classes, np.bincount(task.labels).tolist())), max(ms)
-    K = len(counts)
+    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+    K, each = len(counts), max(ms) // max(1, len(counts))
     print(f"task {name} from {task.source}: {len(task.texts)} texts, {K} classes: {counts!s:.300}")
-    if K < 2 or min(ms) < K or min(counts.values()) < m // K or len(task.texts) < m // K * K + 2 * n:
+    if K < 2 or min(ms) < K or min(counts.values()) < each or len(task.texts) < K * each + 2 * n:
         raise ValueError(
-            f"{name} is too small. Use other columns or another --m or --n, or merge or drop rare "
-            f"classes: m = {m} and n = {n} need two classes or more, m // {K} texts of each and 2 n "
-            f"others; there are {counts}")
+            f"{name} is too small. Use another --m or --n, or merge or drop rare classes: m = {ms} "
+            f"takes 1 text of each class at least, here up to {each}, and n takes {2 * n} others. "
+            f"There are {counts}")
 
 
 def read_task(name, spec, source):
@@ -848,8 +846,8 @@ def cells_of(row, entry, line):
         text = "\n".join(row[column] or "" for column in entry["text"])
         label = class_name(row[entry["label"]])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"line {line}: {brief(error)} (name columns of text with --text and --label;"
-                         f" here are {[*row]})")
+        raise ValueError(f"line {line}: {brief(error)}. Name columns of strings with --text, and "
+                         f"that of the classes with --label. Here are {[*row]}")
     return text, label
 
 
@@ -944,8 +942,10 @@ def read_rows(path, encoding="utf-8-sig"):
     read = read_objects if "json" in path.suffix.lower() else read_cells
     try:
         return read(path.read_bytes().decode(encoding))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text (a spreadsheet? save it as CSV): {error}")
     except ValueError as error:
-        raise ValueError(f"{path} (a table as UTF-8 text?): {error}")
+        raise ValueError(f"{path}: {error}")
 
 
 def read_cells(text, quoting=csv.QUOTE_MINIMAL):
@@ -966,8 +966,8 @@ def read_cells(text, quoting=csv.QUOTE_MINIMAL):
     except csv.Error as error:
         if mark == "\t" and quoting == csv.QUOTE_MINIMAL:  # a TSV may have no quotes at all
             return read_cells(text, csv.QUOTE_NONE)
-        raise ValueError(f"line {reader.line_num}: {error}. Put a cell with {mark!r} in quotes, and "
-                         "double the quote marks in it")
+        raise ValueError(f"line {reader.line_num}: {error}. Put cells with {mark!r} in quotes, and "
+                         "double the quote marks in them")
     named = [*filter(None, reader.fieldnames)]
     if len({*named}) < len(named):
         raise ValueError(f"two columns have one name: {named}")
@@ -1113,13 +1113,12 @@ def parse_args(argv):
         help="name in the results; default few-shot[-labeled-read][-answers]")
     add_shared_flags(parser)
     add = parser.add_argument_group(
-        "recipe (default: from tasks.json; train: of classification)").add_argument
-    add("--pretrain-epochs", type=whole)
-    add("--train-epochs", type=whole)
-    add("--pretrain-lr", type=above_zero, help="peak learning rate")
-    add("--train-lr", type=above_zero)
-    add("--batch-size", type=whole, help="texts per step")
-    add("--max-length", type=whole, help="tokens after which a text is cut")
+        "recipe (default: from tasks.json; train: of classification; a batch is of texts, a length "
+        "is in tokens)").add_argument
+    for flag in ("--pretrain-lr", "--train-lr"):
+        add(flag, type=above_zero, help="peak learning rate")
+    for flag in ("--pretrain-epochs", "--train-epochs", "--batch-size", "--max-length"):
+        add(flag, type=whole)
     args = parser.parse_args(argv)
     args.experiment = experiment_name(args.experiment, {
         "-labeled-read": args.pretrain_on_labeled, "-answers": args.with_answers})
