@@ -450,7 +450,6 @@ def recipe_of(entries, args, model, task):
 
 # --- Shared blocks, the same in run_zero_shot.py, some in others: tests/copy_blocks.py copies them
 
-
 # --- shared: sample ---
 class Task(NamedTuple):
     texts: list  # N strings

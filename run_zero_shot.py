@@ -451,7 +451,6 @@ def prompt_recipe(entries, given, model, task):
 
 # --- Shared blocks: see run_experiment.py ---
 
-
 # --- shared: sample ---
 class Task(NamedTuple):
     texts: list  # N strings
