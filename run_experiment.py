@@ -357,10 +357,12 @@ def probe(net):
             logits = net.lm(input_ids=torch.from_numpy(ids[None]).to(net.device)).logits
         alone.append(logits[0].float())
     # rounding moves logits, by the most where all are large: bf16 has 8 bits, float32 has 24
-    near = 1e-3 + (0.05 if net.dtype else 1e-4) * alone[0].abs().max().item()
+    near = max((0.05 if net.dtype else 1e-4) * alone[0].abs().max().item(), 1e-3)
+    if not math.isfinite(near):
+        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     batch = pack(net, [Example(ids, np.arange(len(ids)), ids) for ids in texts])
     if not torch.allclose(lm_logits(net, batch), torch.cat(alone), atol=near):
-        raise ValueError("its logits are not finite, or change when texts share a batch")
+        raise ValueError("its logits change when texts share a batch")
     if net.causal and not torch.allclose(alone[0][:7], alone[1], atol=near):
         raise ValueError("not causal: tokens see later ones")
 
