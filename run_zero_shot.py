@@ -449,7 +449,7 @@ def prompt_recipe(entries, given, model, task):
             "instruction": instruction(task.classes, task.spec)}
 
 
-# --- Shared blocks: see run_experiment.py ---
+# --- Shared blocks are the same in other scripts: tests/copy_blocks.py copies them ---
 
 # --- shared: sample ---
 class Task(NamedTuple):
@@ -1031,11 +1031,11 @@ def read_model(name, registered, source):
             source["hub"], allow_patterns=MODEL_FILES, ignore_patterns=["*/*", "*.gguf"]))
     else:
         folder = source["path"]
-    if (folder / "adapter_config.json").exists():
-        raise ValueError("an adapter: merge it into its model")
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
+    if config.is_encoder_decoder or (folder / "adapter_config.json").exists():
+        raise ValueError("an encoder-decoder, or an adapter that is not merged into its model")
     # BERT and others have models of both kinds: BertLMHeadModel is causal, XLMWithLMHeadModel not
     causal = (type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING
               or re.search("CausalLM|(?<!With)LMHead", str(config.architectures)))
