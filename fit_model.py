@@ -113,8 +113,10 @@ def metric_of(name, margin, lower_is_better, rows):
         words, unit, digits = f"{name} in %".replace("acc", "accuracy"), "points", 2
         if margin is None:  # answers to a benchmark's items vary more
             margin = 1.0 if rows.m.any() else 5.0
+    elif (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
     limit = f"{margin:g} {unit}" if margin else "the margin"
-    if lower_is_better or name in LOWER_IS_BETTER:
+    if lower_is_better or is_error(name):
         words, sign = f"{words} (lower: better)", -1
     limit = re.sub("^1 points", "1 point", limit)
     return Metric(name, words, unit, sign, margin, limit, digits)
@@ -542,8 +544,8 @@ def notes(table, metric):
     lower = parts.part[parts.below != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
-               "some: docs/verdicts.md names causes. Are the halves your own? Were they swapped, or "
-               "not drawn at random? Or is lower better (--lower-is-better)?")
+               "some: docs/verdicts.md names causes. Are the halves your own? Were they swapped, "
+               "or not drawn at random? Or is lower better (--lower-is-better)?")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
                f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
@@ -952,6 +954,17 @@ def title_of(m, n):
 # --- end shared ---
 
 
+# --- shared: direction ---
+LOWER_IS_BETTER = set("""nll loss bpb bits perplexity ppl brier error errors err wer cer mer ter
+    eer mae mse rmse entropy surprisal""".split())
+
+
+def is_error(metric):
+    """Is a lower value of the metric better? Its name is split where it has no letter."""
+    return not LOWER_IS_BETTER.isdisjoint(re.split("[^a-z]+", metric.lower()))
+# --- end shared ---
+
+
 # --- shared: crossing ---
 CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
     "base": ("base", "base_on_extra"),
@@ -963,7 +976,6 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- shared: verdict ---
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
-LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
 VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
             "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 
@@ -1011,7 +1023,7 @@ def parse_args(argv):
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     add("--lower-is-better", action="store_true",
-        help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
+        help="as of an error; default for nll, loss, bits and the like")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model of accuracy, with uv run "
