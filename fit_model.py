@@ -107,14 +107,12 @@ class Metric(NamedTuple):
     digits: int  # of effects; scores have one less
 
 
-def metric_of(name, margin, lower_is_better, rows):
+def metric_of(name, margin, lower_is_better):
     words, unit, digits, sign = name, name, 4, 1
     if name in POINTS:
         words, unit, digits = f"{name} in %".replace("acc", "accuracy"), "points", 2
-        if margin is None:  # answers to a benchmark's items vary more
-            margin = 1.0 if rows.m.any() else 5.0
-    elif (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
-        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
+        if margin is None:
+            margin = 1.0
     limit = f"{margin:g} {unit}" if margin else "the margin"
     if lower_is_better or is_error(name):
         words, sign = f"{words} (lower: better)", -1
@@ -122,12 +120,23 @@ def metric_of(name, margin, lower_is_better, rows):
     return Metric(name, words, unit, sign, margin, limit, digits)
 
 
+def margin_of(margin, name, rows):
+    """The margin, if given, or 5 points for answers (m = 0), which vary more. Refuses one that says
+    nothing."""
+    if margin is None and name in POINTS and not rows.m.any():
+        return 5.0
+    if name not in POINTS and (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
+    return margin
+
+
 def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     """The table of effects.csv from rows in the columns of results.csv, as pd.read_csv gives them.
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
     rows = clean_rows(rows, metric)
-    lines = analyze(rows, metric_of(metric, margin, lower_is_better, rows))
+    margin = margin_of(margin, metric, rows)
+    lines = analyze(rows, metric_of(metric, margin, lower_is_better))
     return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
 
@@ -466,7 +475,8 @@ def told(table, metric):
     """
     lower = "lower" if metric.sign > 0 else "higher"
     edge = metric.sign * table.estimate + table.shown_half
-    below = np.select([edge < -(metric.margin or math.inf), edge < 0],
+    is_far = (edge < -(metric.margin or math.inf)) & (table.m == 0)  # with one's own halves
+    below = np.select([is_far, edge < 0],
                       [f", BUT SEEN SCORES {lower.upper()}", f" ({lower})"], "")
     cramped = table.unseen < table.chance + ROOM
     weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
@@ -696,7 +706,7 @@ def draw_effects(reports, metric):
     biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
     biases.scatter(rows.estimate, rows.index, color=rows.color)
     biases.axvline(0, color="gray")
-    label = f"bias = seen - unseen, {metric.unit}, with 89% intervals"
+    label = f"bias, {metric.unit}"
     if metric.margin:
         biases.axvline(metric.sign * metric.margin, color="k", ls=":")
         label += f" (dotted: {metric.limit})"
@@ -1045,7 +1055,8 @@ def main(argv=None):
     args = parse_args(argv)
     rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    metric = metric_of(args.metric, args.margin, args.lower_is_better, rows)
+    margin = margin_of(args.margin, args.metric, rows)
+    metric = metric_of(args.metric, margin, args.lower_is_better)
     table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):

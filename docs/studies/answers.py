@@ -117,7 +117,7 @@ def judge_tables(tables, clean):
         part = answers.assign(task=task, half=halves, item=np.arange(len(answers)))
         parts.append(part.melt(["task", "half", "item"], var_name="model", value_name="right"))
     rows = fit.clean_rows(contam.judge_answers(pd.concat(parts, ignore_index=True), clean))
-    lines = fit.analyze(rows, fit.metric_of("acc", None, False, rows)).query("effect == 'bias'")
+    lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
     lines = lines.assign(bias=lines.estimate, low=lines.shown_low, high=lines.shown_high)
     return lines.sort_values("is_mean", ascending=False, kind="stable")
 
