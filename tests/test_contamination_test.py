@@ -868,6 +868,22 @@ def test_an_original_without_experiment_serves_all_and_controls_are_marked():
     assert dict(zip(table.experiment, table.control)) == {"inputs": "", "answers": "1"}
 
 
+def test_fit_model_says_that_seen_scores_are_lower(said):
+    """All halves swapped: each model is right on what it did not see. A bias of 5 points matters."""
+    rng, items, parts = np.random.default_rng(0), np.arange(80), []
+    for draw, trained_on in itertools.product((1, 2, 3), ("A", "B")):
+        half = np.where(np.random.default_rng(draw).permutation(80) < 40, "A", "B")
+        right = rng.random(80) < np.where(half == trained_on, 0.3, 0.9)
+        parts.append(pd.DataFrame({"model": "m", "draw": draw, "trained_on": trained_on,
+                                   "half": half, "item": items, "right": right.astype(int)}))
+    pd.concat(parts).to_csv("a.csv")
+    assert "next: python fit_model.py crossed.csv --metric acc" in said(
+        contam.main, "--answers", "a.csv").out
+    out = " ".join(said(fit.main, "crossed.csv").out.split())
+    assert ", BUT SEEN SCORES LOWER" in out and "Were they swapped, or not drawn at random?" in out
+    assert "a bias of 5 points would matter" in out
+
+
 def test_draws_with_the_same_halves_are_refused(say):
     """Also if the halves exchanged their names and items are missing. Seeds may have them."""
     again = make_crossed(9).query("item > 3")
