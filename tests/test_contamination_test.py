@@ -861,11 +861,11 @@ def test_an_original_without_experiment_serves_all_and_controls_are_marked():
     rows = crossed_rows()
     trained, base = rows[rows.trained_on != ""], rows[rows.trained_on == ""]
     parts = [trained.assign(experiment=name, control=mark)
-             for name, mark in (("inputs", ""), ("answers", 1))]
+             for name, mark in (("", ""), ("answers", 1))]
     table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
     one = contam.cross_answers(rows)
     assert table.acc_base.tolist() == [one.acc_base[0]] * 2
-    assert dict(zip(table.experiment, table.control)) == {"inputs": "", "answers": "1"}
+    assert dict(zip(table.experiment, table.control)) == {"crossed": "", "answers": "1"}
 
 
 def test_fit_model_says_that_seen_scores_are_lower(said):
