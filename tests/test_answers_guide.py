@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-NAMES = re.compile(r"(before|after).*mine_(released|held_out)")
+NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
 
@@ -71,8 +71,9 @@ def fake_inspect(monkeypatch):
                 id=row.id, epoch=row.epoch, messages=messages, scores=scores,
                 error=row.error if isinstance(row.error, str) else None,
                 invalidation="leaked" if row.id == "1" else None))
-        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args),
-                               task=first.task_name)
+        task, _, half = first.task_name.partition("_")
+        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args), task=task,
+                               task_args={"data": f"data/{half}", "shots": None})
         return SimpleNamespace(eval=spec, samples=samples)
 
     table = pd.read_csv("samples.csv", dtype=str)
