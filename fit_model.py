@@ -658,7 +658,7 @@ def draw_effects(reports, metric):
     biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
     biases.scatter(rows.estimate, rows.index, color=rows.color)
     biases.axvline(0, color="gray")
-    label = f"bias = seen - unseen, {metric.unit}, with 89% intervals"
+    label = f"bias, {metric.unit}"
     if metric.margin:
         biases.axvline(metric.sign * metric.margin, color="k", ls=":")
         label += f" (dotted: {metric.limit})"
