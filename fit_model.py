@@ -12,27 +12,25 @@ Sections 5 to 8 of the paper (Dubey 2024).
 In a notebook: effects_table(pd.read_csv("results.csv"), margin=1.0)
 
 Writes report.html, effects.png and tables to fits/results/, with the columns
-    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), verdict
-        (yes, yes-open: perhaps over the margin, yes-under, no, open, depends, none), p_alike (do
-        tasks differ?), largest (the most inflated task), ... for each setting (m and n empty: their
-        mean) and model (models: how many a row is the mean of; if more than one, model
-        is "all")
-    tasks.csv: the same for each task, sd (between subsamples), spread_variance, text_variance (of
-        the estimate: by sd, by the draw of texts), p (one-sided sign flips of a bias), p_adjusted
-        (Benjamini-Hochberg)
+    effects.csv: estimate, low, high (these tasks), like_low, like_high (tasks like these), half
+        (of the interval: high - estimate), verdict (yes: by over the margin, yes-open: perhaps by
+        over it, yes-under, no, open, none), p_alike (do tasks differ?), ... for each setting (m and
+        n empty: their mean) and model (models: how many a row is the mean of; if more than one,
+        model is "all")
+    tasks.csv: the same for each task; shown_low, shown_high, by which it is judged; sd (between
+        subsamples), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
 """
 
 import argparse
 import base64
-import builtins
+import bisect
 import contextlib
 import csv
 import html
 import math
 import os
 import re
-import shlex
 import sys
 import textwrap
 import warnings
@@ -53,51 +51,48 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
-MIN_DRAWS = 8  # of a task; the spread of fewer varies too much (run_experiment.py --margin)
-COLUMNS = "part draws guess base unseen seen boost bias inflated?".split()  # of the table
-GROUPS = {"yes": "Inflated by over {}", "yes-open": "Inflated, perhaps by over {}", "open": "Open",
-          "yes-under": "Inflated by under {}", "no": "Not over {}",
-          "none": "Unknown"}  # parts of a table, by verdict
-WEAK, BARELY = "WEAK TESTS, which say little", "Barely learned"
-NAMED = 5  # names in a sentence, most and least inflated tasks in a table
+FEWEST = 8  # draws of a task; the spread of fewer varies too much
+FEWEST_SPLITS = 5  # draws of one's own training (docs/own_training.md)
+MOST_DRAWS = 100  # beyond which another recipe costs less than to show a boost
+ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
+COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
+YES = ("yes", "yes-open", "yes-under")  # verdicts
+COLORS = {"yes": "#cc3311", "yes-open": "#cc3311", "yes-under": "#bb6600", "open": "#666666",
+          "no": "#007755", "none": "#666666"}  # of verdicts
+NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
-MOST_DRAWN = 31  # rows of the figure, such as 30 tasks and their mean; else only means
+LAST = 99  # rank of a mean that is no YES
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
-MEANS = ["majority", "base", "unseen", "seen"]
-GLOSSARY = """\
-m: labeled texts (0: trained elsewhere). n: unlabeled texts in each set. Draws (subsamples): \
-random choices of texts. base: score without further pretraining. unseen, seen: score on texts not \
-seen, or seen, in pretraining. boost = unseen - base, bias = seen - unseen. majority, guess: share \
-of the most common class.
-In brackets: the 89% interval, a range that should hold the true value 89 times in 100 (86 to 93 \
-of a run by --margin). It is the wider of two: Student's t, from how much draws (for tasks \
-like these: tasks) differ, and Normal, from the draw of texts or rounding. The bias of one of J \
-tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated in \
-at most 5.5% of tables. barely learned: accuracy on unseen texts is less than 5 points above \
-guess. Read a verdict at the number of draws that was fixed before, or, with --margin, at its end.
-The margin (--margin) is the bias that would matter. What each verdict means, and what to do next: \
+MEANS = ["chance", "base", "unseen", "seen"]
+INTERVALS = """\
+An 89% interval is the wider of two: Student's t, from how much draws differ (for tasks like \
+these: how much tasks differ), and Normal, from the draw of texts or rounding. The bias of one of \
+J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
+in at most 5.5% of tables. Read a verdict at the number of draws that was fixed before. The margin \
+(--margin) is the bias that would matter. What each verdict means, and what to do next: \
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Does pretraining on the test texts inflate the score?</title><style>
-body { max-width: 62rem; margin: auto; padding: 0 .6rem; font: 16px/1.4 sans-serif }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
+h1 { font-size: 1.6rem; margin: 0 }
+h2 { font-size: 1rem; margin: 1.8rem 0 .4rem }
 div { margin: .3em 0 }
-td, th { padding-right: .9rem; text-align: right; white-space: nowrap; font-size: .85rem }
-td:first-child, th:first-child { text-align: left }
-tr:last-child td { font-weight: bold }
-details tr:last-child td { font-weight: normal }
-img { width: 42rem }
-.key { white-space: pre-line; margin-top: 1.2rem; font-size: .9rem; color: #333 }
-.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere; white-space: pre-line }
+.card { border-left: .4rem solid #666; background: #f6f6f6; padding: .6rem 1rem; margin: 1rem 0 }
+.card h2 { margin: 0; font-weight: normal; color: #666 }
+.card div:first-of-type { font-weight: bold; font-size: 1.15rem }
+.wide, table { display: block; overflow-x: auto }
+img { min-width: 56rem; width: 100% }
+table { border-collapse: collapse }
+td, th { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; font-size: .85rem }
+tr { border-bottom: 1px solid #ddd }
+td:first-child, th:first-child, .key td { text-align: left }
+.key td { white-space: normal }
+.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere }
 .note::before { content: "\\2013\\a0" }
-.done { border-top: 2px solid #bbb; margin-top: 1.2rem; padding-top: .4rem }
-.large { font: bold 1.2rem sans-serif; margin-top: .8rem }
-.typed { font: .8rem monospace; white-space: pre-line; background: #eee; margin: .3rem 1.2rem }
-.small { font-size: .8rem; overflow-wrap: anywhere; white-space: pre-line }
-table { display: block; overflow-x: auto; border: 0 }
-body { overflow-x: auto }
+.small, details div { font-size: .8rem; color: #666; overflow-wrap: anywhere; white-space: pre-line }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
@@ -115,8 +110,9 @@ class Metric(NamedTuple):
 def metric_of(name, margin, lower_is_better):
     words, unit, digits, sign = name, name, 4, 1
     if name in POINTS:
-        words, unit = f"{name} in %".replace("acc", "accuracy"), "points"
-        digits, margin = 2, margin or 1.0
+        words, unit, digits = f"{name} in %".replace("acc", "accuracy"), "points", 2
+        if margin is None:
+            margin = 1.0
     limit = f"{margin:g} {unit}" if margin else "the margin"
     if lower_is_better or name in LOWER_IS_BETTER:
         words, sign = f"{words} (lower: better)", -1
@@ -128,29 +124,35 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     """The table of effects.csv from rows in the columns of results.csv, as pd.read_csv gives them.
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
-    return analyze(clean_rows(rows, metric), metric_of(metric, margin, lower_is_better))[1]
+    rows = clean_rows(rows, metric)
+    lines = analyze(rows, metric_of(metric, margin, lower_is_better))
+    return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
 
 def analyze(rows, metric):
-    """(tasks.csv, effects.csv) of the rows of clean_rows."""
-    units = unit_table(add_effects(rows, metric.name), metric)
-    tasks, effects = [], []
-    for _, model_units in units.groupby(["experiment", "model", "models"]):
+    """A row for each effect on each task, and on their mean, of each model: in each setting and, if
+    all settings have all tasks, in the mean over settings (m and n are empty). shown_low,
+    shown_high: the ends that judge and are shown; those of the biases of J tasks hold together."""
+    units, tables = unit_table(rows, metric), []
+    for _, its_units in units.groupby(["experiment", -units.models, "model"]):
+        parts = [cell_units for _, cell_units in its_units.groupby(CELL)]
+        fewest = min(cell_units.task.nunique() for cell_units in parts)
+        if len(parts) > 1 and fewest == its_units.task.nunique():
+            parts.insert(0, its_units)  # else a task would weigh less in their mean, silently
         for effect in EFFECTS:
-            settings = [task_table(cell_units, effect, metric)
-                        for _, cell_units in model_units.groupby(CELL)]
-            all_tasks = pd.concat(settings)
-            if all_tasks.groupby("task").size().min() == len(settings) > 1:  # each has all tasks
-                effects.append(effect_row(all_tasks, together(model_units, effect), metric))
-            effects += [effect_row(table, table, metric) for table in settings]
-            tasks.append(all_tasks)
-    effects = pd.DataFrame(effects)
-    biases = effects[effects.effect == "bias"]
-    for number, mean in biases[biases.models > 1].iterrows():
-        verdicts = {part_verdict(model, metric) for model in models_of(biases, mean).itertuples()}
-        if depends(p_of_alike_models(part_of(units[units.models == 1], mean)), verdicts):
-            effects.loc[number, "verdict"] = "depends"
-    return pd.concat(tasks), effects
+            tables += [effect_rows(part, effect, metric) for part in parts]
+    return with_verdicts(pd.concat(tables), metric)
+
+
+def with_verdicts(table, metric):
+    """With the ends of intervals, and verdicts on biases."""
+    for name in ("", "like_", "shown_"):
+        table[f"{name}low"] = table.estimate - table[f"{name}half"]
+        table[f"{name}high"] = table.estimate + table[f"{name}half"]
+    ends = zip(table.shown_low, table.shown_high)
+    table["verdict"] = [verdict_on(*pair, metric.margin, metric.sign) for pair in ends]
+    table["verdict"] = table.verdict.where(table.effect == "bias", "none")
+    return table
 
 
 def unit_table(rows, metric):
@@ -160,60 +162,110 @@ def unit_table(rows, metric):
     no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
                  "item_variance_boost"]
-    parts = []
-    for _, model_rows in rows.assign(models=1).groupby("experiment"):
-        models = model_rows.model.nunique()
-        answered = model_rows.groupby([*CELL, "task", "subsample"])["model"].nunique()
-        # several models, and each has all
-        if answered.min() == models > 1 and model_rows.m.min() > 0:
-            all_models = model_rows.assign(model="all", models=models)
-            # assumes that models change different answers; else the spread widens the interval
-            all_models[variances] /= models
-            parts.append(all_models)
-        parts.append(model_rows)
-    groups = pd.concat(parts).groupby([*CELL, "arms", "model", "models", "task", "subsample"])
+    numbers = [*MEANS, *EFFECTS, *variances]
+    names = [*CELL, "arms", "model", "models", "task", "subsample"]
+    # the labeled texts have equally many of each class, so blind guesses score 1 / classes
+    chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
+    rows = add_effects(rows, metric.name).assign(models=1, chance=chance)
     # seeds share texts: the variance of their mean is at most the mean of their variances
-    units = groups[[*MEANS, *EFFECTS, *variances]].mean(skipna=False)
-    units["majority"] *= 100 if metric.name == "acc" else math.nan  # what guessing scores
+    units = rows.groupby(names)[numbers].mean(skipna=False).reset_index()
+    tables = [units]
+    for _, table in units.groupby("experiment"):
+        models = table.model.nunique()
+        answered = table.groupby([*CELL, "task", "subsample"])["model"].nunique()
+        # several models, and each has all
+        if answered.min() == models > 1 and table.m.min() > 0:
+            groups = table.assign(model="all", models=models).groupby(names)
+            mean = groups[numbers].mean(skipna=False)
+            # assumes that models change different answers; else the spread widens the interval
+            mean[variances] /= models
+            tables.append(mean.reset_index())
+    units = pd.concat(tables, ignore_index=True)
     if metric.name in POINTS:
-        units[MEANS[1:]] *= 100
+        units[MEANS] *= 100
         units["item_variance_boost"] *= 100**2
-    return units.round(9).reset_index()  # equal effects stay equal
+    return units.round(9)  # equal effects stay equal
 
 
-def task_table(units, effect, metric):
-    """The rows of tasks.csv of one cell and model. shown_low, shown_high: the ends of the interval
-    that judges and is shown; those of the biases of J tasks hold together."""
-    estimates = units.groupby("task")[effect].mean(skipna=False)  # unknown if a base is
-    tasks = task_means(units, effect).assign(estimate=estimates).reset_index()
-    tasks = tasks[["task", *MEANS, "subsamples", "sd", "spread_variance", "text_variance",
-                   "item_variance_boost", "estimate"]]
-    names = [*CELL, "model", "models", "arms"]
-    tasks = tasks.assign(effect=effect, **units[names].iloc[0])
-    tail = TAIL / len(tasks) if effect == "bias" else TAIL
-    for name, its_tail in (("", TAIL), ("shown_", tail)):
-        half = [interval(task, its_tail)[2] for _, task in tasks.groupby("task")]
-        tasks[f"{name}low"] = tasks.estimate - half
-        tasks[f"{name}high"] = tasks.estimate + half
-        # low and high, which tell a weak test, are for these items; shown_low and shown_high, and
-        # text_variance in tasks.csv, are for items like them
-        if effect == "boost":
-            tasks["text_variance"] = np.fmax(tasks.text_variance, tasks.item_variance_boost)
-    if effect == "bias" and metric.name == "acc" and tasks.models[0] == 1:
+def effect_rows(units, effect, metric):
+    """The rows of `analyze` for an effect on the tasks of one model, and on their mean, in one
+    setting or in the mean over several."""
+    settings = units.groupby(CELL).ngroups
+    means = units.groupby(["task", "m", "n"])[[*MEANS, effect]].mean(skipna=False)
+    means = means.groupby("task").mean(skipna=False).rename(columns={effect: "estimate"})
+    J, estimates, name = len(means), means.estimate, f"mean of {len(means)} tasks"
+    means.loc[name] = means.mean(skipna=False)
+    shares = shares_of(units, effect)
+    means["shares"] = [*[share for _, share in shares.groupby("task")], shares]
+    means["subsamples"] = [share.subsamples.min() for share in means.shares]
+    # half of a task, which tells a weak test, is for these items; the rest is for such items
+    means[["se", "df", "half"]] = [*map(interval, means.shares)]
+    tail = TAIL / J if effect == "bias" else TAIL
+    means["shown_half"] = [interval(share, tail, "such_variance")[2] for share in means.shares]
+    se, df, half = interval(shares, TAIL, "such_variance")
+    means.loc[name, "se":] = se, df, half, half
+    like_half = p_alike = math.nan
+    if J > 1:
+        # J times the sum of squared shares of the variances v is 1 + (sd of v / mean of v)²
+        p_alike = p_of_alike(estimates.var() / J / se**2, J,
+                             1 + stats.variation(shares.spread_variance + 1e-20) ** 2, df)
+    if J >= MANY:
+        like_half = stats.t.isf(TAIL, J - 1) * estimates.sem()
+    facts = units[["experiment", "model", "models", "m", "n"]].iloc[0]
+    facts["setting"] = title_of(facts.m, facts.n)
+    if settings > 1:
+        facts[["m", "n", "setting"]] = "", "", f"mean over {settings} settings of m, n"
+    else:
+        means["sd"] = units.groupby("task")[effect].std()
+    if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
         texts = units.n * np.where(units.arms == "crossed", 2, 1)
         changes = units.bias / 100 * texts  # of right answers
-        tasks["p"] = changes.groupby(units.task).agg(sign_flip_p).to_numpy()
-        tasks["p_adjusted"] = stats.false_discovery_control(tasks.p)
-    return tasks
+        p = changes.groupby(units.task).agg(sign_flip_p)
+        means = means.join(pd.DataFrame(
+            {"p": p, "p_adjusted": stats.false_discovery_control(p)}))
+    return means.reset_index().assign(
+        **facts, effect=effect, settings=settings, tasks=J, is_mean=means.index == name,
+        like_half=like_half, p_alike=p_alike)
 
 
-def draws_needed(parts, tail, goal):
-    """How many draws narrow the interval of `parts`, which `interval` takes, to ± goal."""
-    se, df, _ = interval(parts)
-    K = parts.subsamples.min()
-    counts = np.arange(K, 500 * K)
-    half = stats.t.isf(tail, df * (counts - 1) / (K - 1)) * se * np.sqrt(K / counts)
-    return K + (half > goal).sum()
+def shares_of(units, effect):
+    """What `interval` takes, for each task (its rows) and for their mean (all rows): a row per task
+    and m with subsamples, spread_variance, by how much subsamples differ (nan if there is one, or
+    if they are equal and nothing is known of their texts), text_variance, by the draw of the texts,
+    and such_variance, for items like these: all draws of crossed answers share their items, so that
+    their draw varies the boost more. Models share the texts of a subsample, which also overlap
+    across n, so the deviations that it contributes are added, then squared; the variances by its
+    texts are only added."""
+    groups = units.groupby(RUN[:5])
+    K = groups[effect].transform("size")
+    weight = units.task.nunique() / (groups.ngroups * K)  # of a subsample in the mean of its task
+    # K / (K - 1) makes the sum of squares an unbiased estimate of the variance
+    deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
+    text_variance, item_variance = units[f"text_variance_{effect}"], units.item_variance_boost
+    if effect == "bias":
+        text_variance, item_variance = text_variance + units.one_answer_variance / K, math.nan
+    draws = units.assign(subsamples=K, deviation=weight * deviation, item_variance=item_variance,
+                         text_variance=weight**2 * text_variance)
+    sums = draws.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]]
+    sums = sums.sum(min_count=1)
+    sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum(min_count=1)
+    sums *= units.m.nunique() ** 2  # undoes that `interval` takes a mean of rows
+    shares = sums.join(draws.groupby(["task", "m"])[["subsamples", "item_variance"]].min())
+    known = (shares.subsamples > 1) & (sums.max(axis=1) > 0)
+    return shares.assign(spread_variance=sums.deviation.where(known),
+                         such_variance=shares[["text_variance", "item_variance"]].max(axis=1))
+
+
+def draws_needed(share, tail, goal):
+    """How many draws narrow the interval of a task to ± goal."""
+    K = share.subsamples.min()
+
+    def is_narrow(draws):
+        times = draws / K
+        more = (share / times).assign(subsamples=times * share.subsamples)
+        return interval(more, tail)[2] <= goal
+
+    return K + bisect.bisect_left(range(K, 500 * K), True, key=is_narrow)
 
 
 def sign_flip_p(changes):
@@ -227,171 +279,155 @@ def sign_flip_p(changes):
     return min(share[observed:].sum(), 1.0)
 
 
-def together(units, effect):
-    """What `interval` takes, for the mean over settings or other cases (model, task, m, n): a row
-    per task and m with spread_variance, text_variance and subsamples. Models share the texts of a
-    subsample, which also overlap across n, so the deviations that it contributes are added, then
-    squared; the variances by its texts are only added."""
-    groups = units.groupby(RUN[:5])
-    K = groups[effect].transform("size")
-    weight = 1 / (groups.ngroups * K)  # of a subsample in the mean
-    # K / (K - 1) makes the sum of squares an unbiased estimate of the variance
-    deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
-    text_variance = units[f"text_variance_{effect}"]
-    if effect == "bias":
-        text_variance = text_variance + units.one_answer_variance / K
-    parts = units.assign(
-        K=K, deviation=weight * deviation, text_variance=weight**2 * text_variance)
-    sums = parts.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]].sum()
-    sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum()
-    sums *= len(sums) ** 2  # undoes that `interval` takes a mean of rows
-    K = parts.groupby(["task", "m"])["K"].min()
-    known = (K > 1) & (sums.max(axis=1) > 0)
-    return sums.assign(spread_variance=sums.deviation.where(known), subsamples=K)
+# Effects and intervals
+
+SHARE = 0.89  # coverage of every interval (the paper's)
+POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
-def effect_row(tasks, parts, metric):
-    """A row of effects.csv: the mean over the tasks of one setting or of several. parts: what
-    `interval` takes."""
-    first, settings = tasks.iloc[0], tasks.groupby(CELL).ngroups
-    row = {**first[[*CELL, "effect", "model", "models"]],
-           **tasks[MEANS].mean(skipna=False), "setting": title_of(*first[CELL])}
-    means = tasks.groupby("task")["estimate"].mean(skipna=False)
-    J, K, estimate = len(means), tasks.subsamples.min(), means.mean(skipna=False)
-    if settings > 1:
-        row |= {"m": "", "n": "",
-                "setting": f"{first.experiment}, mean of {J} tasks in {settings} settings of m, n"}
-    se, df, half = interval(parts)
-    like_half = stats.t.isf(TAIL, J - 1) * means.sem() if J >= MANY else math.nan
-
-    p_alike = math.nan
-    verdict = "none"
-    if K > 1 and half > 0:  # which is false of nan, too
-        if J > 1:
-            # J times the sum of squared shares of the variances v is 1 + (sd of v / mean of v)²
-            p_alike = p_of_alike(means.var() / J / se**2, J,
-                                 1 + stats.variation(parts.spread_variance + 1e-20) ** 2, df)
-        if first.effect == "bias":
-            verdict = verdict_on(estimate - half, estimate + half, metric.margin, metric.sign)
-            if settings == first.models == 1 and depends(
-                    p_alike, {part_verdict(task, metric) for task in tasks.itertuples()}):
-                verdict = "depends"
-    return row | {
-        "largest": f"{(metric.sign * means).sort_values(na_position='first').index[-1]} "
-                   f"{metric.sign * (metric.sign * means).max():+.{metric.digits}f}",
-        "settings": settings, "tasks": J, "subsamples": K, "se": se, "df": df,
-        "estimate": estimate, "low": estimate - half, "high": estimate + half,
-        "like_low": estimate - like_half, "like_high": estimate + like_half,
-        "p_alike": p_alike, "verdict": verdict}
+def add_effects(rows, metric="acc"):
+    """Add columns to a table of rows, a subsample each:
+    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
+    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
+    text_variance_boost   variance of the boost by rounding to 1 / n
+    text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
+                          metric is accuracy, or m is 0: answers of contamination_test.py (nan
+                          without `discordant`), else by rounding
+    one_answer_variance   what one more text of each set that is answered differently would add to
+                          that draw's variance; / K in the mean of K subsamples (else 0)"""
+    crossed, n = rows["arms"] == "crossed", rows["n"]
+    scale = 100 if metric in POINTS else 1
+    added = {}
+    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
+        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
+    added["boost"] = scale * (added["unseen"] - added["base"])
+    added["bias"] = scale * (added["seen"] - added["unseen"])
+    added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
+    added["one_answer_variance"] = 0.0
+    if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
+        variances = 0  # the sum over both sets of the variance of one text's change
+        for ending in ("", "_on_extra"):
+            change = rows[f"{metric}_test{ending}"] - rows[f"{metric}_extra{ending}"]
+            variances += rows[f"discordant{ending}"] - change**2
+        added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
+            crossed, added["text_variance_boost"])
+    if metric == "acc":
+        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
+    return rows.assign(**added)
 
 
-def part_verdict(part, metric):
-    """The verdict on a row of tasks.csv or effects.csv by the interval that is shown."""
-    return verdict_on(part.shown_low, part.shown_high, metric.margin, metric.sign)
-
-
-def models_of(effects, mean):
-    """The biases of the models whose mean is a row of effects.csv, with intervals that hold
-    together."""
-    models = effects[(effects[CELL] == mean[CELL]).all(axis=1) & (effects.models == 1)]
-    half = stats.t.isf(TAIL / len(models), models.df) * models.se
-    return models.assign(
-        task=models.model, shown_low=models.estimate - half, shown_high=models.estimate + half)
-
-
-def p_of_alike_models(units):
-    """p-value of the two models that differ most: paired t over draws. It is not adjusted for the
-    choice of these two: the models' intervals, which must have other verdicts, too, are."""
-    of_draws = units.pivot_table("bias", "subsample", "model")
-    means = of_draws.mean()
-    return stats.ttest_rel(of_draws[means.idxmax()], of_draws[means.idxmin()]).pvalue
+def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
+    """(standard error, degrees of freedom, half-width) of the mean over the rows of shares_of: the
+    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is outside, on
+    each side."""
+    spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
+    df = [spread.sum() ** 2 / (spread**2 / (shares["subsamples"] - 1).clip(1)).sum(), math.inf]
+    se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
+    half = stats.t.isf(tail, df) * se
+    wider = half.argmax()  # argmax also picks a nan
+    return se[wider], df[wider], half[wider]
 
 
 # What is printed, and the page
 
 
-def publish(rows, metric, folder, command):
-    """Print verdicts, tables and notes on each experiment and model: on means over settings, else
-    on settings. Write the files. Return the tables as one."""
-    rows = rows.assign(models=1, versions=rows.get("versions", "")).fillna({"versions": ""})
-    tasks, effects = analyze(rows, metric)
-    tasks.to_csv(folder / "tasks.csv", **CSV)
-    effects.to_csv(folder / "effects.csv", **CSV)
-    effects = effects.assign(shown_low=effects.low, shown_high=effects.high,
-                             is_control=effects.experiment.str.endswith("-answers"))
-    lines = with_boost(effects, metric)
-    task_lines = with_boost(tasks, metric)
-    # what is reported of each experiment and model: the mean over settings, or else each setting
-    widest = lines.groupby(["experiment", "model"])["settings"].transform("max")
-    # a mean over settings has no tasks below it: the table of models has all of it
-    chosen = lines[(lines.settings == widest) & ((widest == 1) | lines.is_top)]
-    control = "in its own table" if lines.is_control.any() else "none here; --with-answers adds it"
-    form = {"index": False, "na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
+class Report(NamedTuple):
+    """What is said of one run: an experiment with one model, or the mean of its models."""
+    name: str
+    title: str  # with the kind of texts that pretraining read
+    answers: list  # sentences, what matters most first
+    table: pd.DataFrame  # of told
+    notes: list
+
+
+def publish(rows, metric, folder, source):
+    """Write the files, and print answers, tables and notes on each experiment and model. Return
+    the tables as one. source: where the rows are from."""
+    effects = analyze(rows, metric)
+    lines = with_boost(effects, rows, metric)
+    reports, common = reports_of(lines, metric)
     key = key_of(metric)
-    answers, sections, drawn, views = [], [], {}, []
-    page = HEAD + div("small", f"{date.today()}: {command} ({len(rows)} rows)")
-    cards = div("key", key)
-    # its answer, table and notes, for the screen (answers, sections) and for the page (page, cards)
-    for _, line in chosen.sort_values("models", ascending=False).iterrows():
-        its_rows = part_of(rows, line)
-        parts = part_of(task_lines, line)
-        what_ran = f"{line.setting}, {line.model}"
-        if line.models > 1:
-            parts = models_of(lines, line)
-            what_ran = f"{line.setting}, mean of {line.models} models"
-        elif line.settings > 1:
-            parts = parts[:0]
-        table = judged_table(line, parts, metric)
-        view = shown(table)
-        done = f"{what_ran} (test texts without labels; control: {control})"
-        if line.is_control:
-            done = f"{what_ran} (control: pretraining texts carry labels, so a bias should show)"
-        verdict, sentence = headline(line, table, metric)
-        answers.append(wrap(f"{what_ran}: {verdict}. {sentence}"))
-        sections.append(f"\n{wrap(done)}\n\n{view.to_string(**form)}\n")
-        page += div("large", f"{what_ran}: {verdict}") + div("", sentence)
-        cards += div("done", done) + view.to_html(border=0, **form)
-        for note in notes(line, table, its_rows, metric, command):
-            text, newline, typed = note.partition("\n")  # what to type stays on its line
-            sections.append(wrap(text, "- ") + newline + typed)
-            cards += div("note", text) + div("typed", typed)
-        drawn[what_ran] = table
-        views.append(view.assign(run=done))
-    print(*answers, f"\n{key}", *sections, sep="\n")
+    screen(reports, common, key, metric)
 
-    page += picture(drawn, metric, folder / "effects.png") + cards
-    columns = ["bias", "boost", "subsamples", *MEANS]
-    for title, closed in {
-            "Words and intervals": div("small", GLOSSARY),
-            "What was run": div("small", "\n".join(rows.versions.unique())),
-            "All settings": lines[["setting", "model", "tasks", *columns]].to_html(**form),
-            "All tasks": task_lines[[*CELL, "model", "task", *columns]].to_html(**form)}.items():
-        page += f"<details><summary>{title}</summary>{closed}</details>\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    effects = effects.drop(columns="shares")
+    effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
+    effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
+    figure = picture(reports, metric, folder / "effects.png")
+    source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
+    names = [*CELL, "model", *COLUMNS]
+    details = {"Intervals": tag("div", INTERVALS),
+               "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
+               "All settings and tasks": html_of(told(lines, metric)[names], metric)}
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
-    return pd.concat(views)
+    return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
-def with_boost(table, metric):
-    """The rows of the bias, with both effects in words. weak: is the boost not above 0? is_top: no
-    mean over models stands above the row."""
-    table = table.assign(
-        words=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_high)])
+def with_boost(effects, rows, metric):
+    """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
+    be so?). is_control: Did texts carry answers? The run scripts end the names of such experiments
+    so; of answers (m = 0), a column says it."""
     # analyze gives both in one order
-    bias, boost = [table[table.effect == effect].reset_index(drop=True) for effect in EFFECTS]
+    bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
+    gain = metric.sign * boost.estimate
+    is_control = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
     return bias.assign(
-        bias=bias.words, boost=boost.words,
-        weak=metric.sign * boost.estimate <= boost.high - boost.estimate,
-        is_top=bias.models == bias.groupby("experiment")["models"].transform("max"))
+        gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
+        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
+        is_control=bias.experiment.isin(rows.experiment[is_control]),
+        is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
-def in_words(estimate, high, metric):
+def reports_of(lines, metric):
+    """A Report of each experiment and model, on the mean over settings or else on each setting; and
+    what is said once of all."""
+    run = ["experiment", "models", "model"]
+    chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
+    differ = chosen[["setting", "model"]].nunique() > 1
+    reports = []
+    for _, table in chosen.groupby([*run, "setting"], sort=False):
+        mean = table.iloc[-1]
+        facts = mean[differ.index]
+        if mean.models > 1:
+            facts["model"] = f"mean of {mean.models} models"
+            table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=facts.model)])
+        elif mean.tasks == 1:
+            table = table[:1]
+        table = told(table.sort_values(
+            ["is_mean", "estimate"], ascending=[True, metric.sign < 0]), metric)
+        kind, answers = "test texts without labels", answers_of(table, metric)
+        if mean.is_control:
+            kind = "control: texts with their labels"
+            table["color"] = COLORS["none"]  # no alarm
+            if mean.verdict != "none":
+                answers = control_answers(table, metric)
+        name = ", ".join([mean.experiment, *facts[differ]])
+        reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
+    control = "A control counts for its own model, task and recipe."
+    if not lines.is_control.any():
+        control = "No control in this file."
+        if lines.is_ours.all():
+            control = "No control in this file: --with-answers adds it."
+    return reports, f"{', '.join(facts[~differ])}. {control}"
+
+
+def models_of(lines, mean, metric):
+    """The biases of the models of a mean, with intervals that hold together."""
+    models = lines.query("is_mean and models == 1 and experiment == @mean.experiment "
+                         "and setting == @mean.setting")
+    half = stats.t.isf(TAIL / len(models), models.df) * models.se
+    return with_verdicts(models.assign(task=models.model, is_mean=False, shown_half=half), metric)
+
+
+def in_words(estimate, half, metric):
     """Estimate and interval, with one more digit if an end would round to 0 or to the margin.
     Nothing of what is unknown."""
     if math.isnan(estimate):
         return ""
-    low, digits = 2 * estimate - high, metric.digits
+    low, high, digits = estimate - half, estimate + half, metric.digits
     if any(round(abs(end), digits) in (0, metric.margin) for end in (low, high)):
         digits += 1
     words = f"{estimate:+z.{digits}f}"
@@ -400,88 +436,62 @@ def in_words(estimate, high, metric):
     return words
 
 
-def part_of(table, line):
-    """The rows of a table that a line sums up."""
-    keys = [name for name in CELL if line[name] != ""]
-    if line.models == 1:
-        keys += ["model", "models"]  # a model may be called "all"
-    return table[(table[keys] == line[keys]).all(axis=1)]
+def told(table, metric):
+    """Rows of with_boost in the words that are shown. cramped: is there little room for inflation?
+    weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
+    """
+    lower = " (lower)" if metric.sign > 0 else " (higher)"
+    below = np.where(metric.sign * table.estimate + table.shown_half < 0, lower, "")
+    cramped = table.unseen < table.chance + ROOM
+    weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
+    rank = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * weak
+    words = table.verdict.map(VERDICTS).str.replace("{}", metric.limit)
+    return table.assign(
+        below=below, cramped=cramped, weak=weak, part=table.task, draws=table.subsamples,
+        bias=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_half)],
+        rank=rank.mask(table.is_mean & ~table.verdict.isin(YES), LAST),
+        color=table.verdict.map(COLORS),
+        **{"inflated?": words + below + np.where(weak, " (weak test)", "")})
 
 
-def judged_table(line, parts, metric):
-    """The parts (tasks or models), the most inflated first, and their mean, if they are several:
-    rows of with_boost with the interval, the verdict and the words that are shown."""
-    of_what = f"{line.models} models" if line.models > 1 else f"{line.tasks} tasks"
-    rows = [row for _, row in parts.sort_values("estimate", ascending=metric.sign < 0).iterrows()]
-    if len(parts) != 1:
-        rows.append(pd.Series({**line, "task": f"mean of {of_what}"}))
-    for row in rows:
-        row["verdict"] = part_verdict(row, metric)
-        remarks = []
-        row["bias"] = in_words(row.estimate, row.shown_high, metric)
-        row["inflated?"] = VERDICTS[row.verdict].format(metric.limit)
-        row["below"] = row.shown_high < 0 if metric.sign > 0 else row.shown_low > 0
-        # the last that applies: the verdict, barely learned, a weak test
-        row["group"] = GROUPS[row.verdict].format(metric.limit)
-        if row.below:
-            remarks.append("lower" if metric.sign > 0 else "higher")
-        row["barely"] = row.unseen < row.majority + 5
-        if row.barely:
-            remarks.append("barely learned")
-            if row.verdict == "no":
-                row["group"] = BARELY
-        if row.weak and row.verdict in ("no", "yes-under", "open"):
-            remarks.append("weak test")
-            row["group"] = WEAK
-        if remarks:
-            row["inflated?"] += f" ({'; '.join(remarks)})"
-    if line.verdict == "depends":
-        rows[-1]["inflated?"] = "IT DEPENDS"
-    return pd.DataFrame(rows)
+def answers_of(table, metric):
+    """Sentences, what matters most first: each YES and OPEN with its number, NO, weak tests by
+    name, and the mean, which joins the others if it is a YES."""
+    reason = "two draws that differ are needed" if metric.margin else "give a --margin"
+    full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
+    mean, answers = table.iloc[-1], []
+    for _, its in table[table["rank"] < LAST].groupby("rank"):
+        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
+        answer = full[first.verdict].format(metric.limit)
+        if first.weak:
+            answer += " (weak test)"
+            if len(table) > 1:
+                names = [*(its.part + " (" + its.draws.astype(str) + " draws)")]
+        if first.weak or first.verdict == "no":
+            names = [some_of(names)]
+        answers.append(f"{answer}: {', '.join(names)}.")
+    if mean["rank"] == LAST:
+        answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
+    if mean.p_alike < LEVEL and mean.models == 1:
+        answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge "
+                       "each, not the mean.")
+    return answers
 
 
-def shown(table):
-    """What is printed of a table. Of more than ten parts, the five most and the five least
-    inflated."""
-    table = table.astype({"subsamples": str}).rename(
-        columns={"task": "part", "subsamples": "draws", "majority": "guess"})[COLUMNS]
-    left_out = len(table) - 1 - 2 * NAMED
-    if left_out > 0:
-        table = pd.concat([table[:NAMED], pd.DataFrame({"part": [f"({left_out} between)"]}),
-                           table[-NAMED - 1 :]])
-    return table.dropna(axis=1, how="all")
-
-
-def headline(line, table, metric):
-    """The verdict in capitals, and a sentence that names the parts."""
+def control_answers(table, metric):
+    """Of a control: its mean (of one task: it) answers."""
     mean = table.iloc[-1]
-    parts = table[:-1]
-    if line.verdict == "none":
-        reason = "TWO DRAWS THAT DIFFER ARE NEEDED" if metric.margin else "GIVE A --margin"
-        return f"NO VERDICT: {reason}", f"The bias is {mean.bias}."
-    if line.is_control:
-        large = "NOT PASSED: no bias is shown"
-        if table.verdict.str.contains("yes").any():
-            large = "PASSED: with labels a bias shows, so this setup can detect one of that size"
-        return f"CONTROL {large}", f"Bias: {some_of(table.task + ' ' + table.bias)}."
-    large = VERDICTS[line.verdict].format(metric.limit).upper()
-    if line.verdict == "no" and mean.group == WEAK:
-        large = "NO INFLATION SEEN, BUT A WEAK TEST"
-    if line.models > 1:
-        large = large.replace("THE TASK", "THE MODEL")
-    if line.verdict != "depends":
-        average = "ON AVERAGE " if line.tasks > 1 else ""
-        large = f"{average}{large} (bias {mean.bias})"
-    if line.verdict == "no" and mean.group == BARELY:
-        large += f", BUT {some_of(parts.task[parts.group == BARELY]) or mean.task} BARELY LEARNED"
-    sentences = []
-    for group, its in parts.groupby("group", sort=False):
-        names = its.task if group == WEAK else its.task + " " + its.bias
-        if group == "Open" and line.verdict == "no":
-            large = f"OPEN FOR {some_of(names)}"  # in its place: no mean hides an open part
-        else:
-            sentences.append(f"{group}: {some_of(names)}.")
-    return large, " ".join(sentences)
+    silent = table.part[~table.verdict.isin(YES)]
+    if mean.verdict not in YES:
+        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The answers were in the texts, yet "
+                "no bias is shown, so a NO of this set-up means little.",
+                "Try a larger model or more texts."]
+    answers = [f"CONTROL PASSED, as it should: {mean.part} {mean.bias}.",
+               "Here the answers were in the texts, so this set-up can detect a bias of that size "
+               f"(not one of {metric.limit})."]
+    if len(silent):
+        answers.append(f"No bias is shown in {some_of([*silent])}.")
+    return answers
 
 
 def some_of(names):
@@ -489,144 +499,180 @@ def some_of(names):
     return ", ".join(names[:NAMED]) + more
 
 
-def notes(line, table, rows, metric, command):
-    """Yield sentences: what weakens the verdict, what it means, what to do next (and, each on a
-    line of its own, what to type)."""
-    tests = table[:-1] if len(table) > 1 else table
-    weak = tests[tests.group == WEAK]
-    if not line.boost:
+def notes(table, metric):
+    """Yield sentences: what weakens the answers, what they mean, what to do next."""
+    mean, parts = table.iloc[-1], table[~table.is_mean]
+    if not mean.boost:
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
-    if line.verdict == "none":
+    if mean.is_control:
         return
-    if tests.below.any():
-        yield (f"Lower on seen texts: {some_of(tests.task[tests.below])}. This is no inflation, "
-               "but may mask some. Possible cause: the model has read the test texts, but not the "
-               "labeled ones that it learns from, so the two look different to it. To check: "
-               "--pretrain-on-labeled (docs/verdicts.md). If you split the items yourself: Were "
-               "the halves mixed up?")
-    if tests.barely.any():
-        yield (f"Barely learned: {some_of(tests.task[tests.barely])}. The unseen score is less "
-               "than 5 points above guess, or below it, so inflation may have no room to show. "
-               "Next: a larger --m or --model.")
-    if pd.notna(line.like_low):
-        words = in_words(line.estimate, line.like_high, metric)
-        yield (f"Over all tasks like these {line.tasks}, expect a mean bias of {words}. That of "
-               f"one task may differ more (here the largest: {line.largest}).")
-    if line.is_control:
-        return
-    if line.p_alike < LEVEL:
-        yield (f"The tasks' biases differ by more than chance (p = {line.p_alike:.1g}, F test; "
-               f"limit {LEVEL}): judge each task, not the mean.")
-    elif line.tasks > 1:
-        yield ("The tasks' biases are not shown to differ "
-               f"(p = {line.p_alike:.1g}, F test; limit {LEVEL}).")
-    loose = tests[tests.verdict.str.contains("open") & (tests.group != WEAK)]
-    one = line.settings == line.models == 1
-    if len(loose) and one:
-        yield more_draws(line, loose[:1], rows, metric, command)
-    if len(weak):
-        learned = weak[~weak.barely]
-        what = (f"Weak test: {some_of(weak.task)}. Pretraining on other texts is not shown to help "
-                "(where the boost [ ] is all below 0, it hurts), so there was little to inflate. "
-                f"Next, for {some_of(learned.task) or 'what is learned'}: another learning rate, "
-                "such as the 3e-4 of the command, more --pretrain-epochs or a larger --model. "
-                "Choose by the boost, never by the bias (docs/own_texts.md). Rows are added to "
-                "the file; give each recipe its own --experiment.")
-        if one and len(learned):
-            what += rerun(rows, learned.task, f"{line.experiment}-other-rate", command,
-                          "--subsamples", line.subsamples, "--pretrain-lr", "3e-4")
-        yield what
+    for is_cramped, its in parts[parts.weak].groupby("cramped"):
+        why = "The boost is not shown to be above 0"
+        if is_cramped:
+            why = f"The unseen score is less than {ROOM} points above chance"
+        yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
+               "there. A recipe that helps more may inflate more.")
+    lower = parts.part[parts.below != ""]
+    if len(lower):
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
+               "some: docs/verdicts.md names causes.")
+    if pd.notna(mean.like_half):
+        yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
+               f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
+    inflated = table.part[table.verdict.isin(YES)]
+    if len(inflated):
+        yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
+    if mean.models == 1:  # else each model has its own table
+        yield from next_draws(parts, metric)
 
 
-def more_draws(line, part, rows, metric, command):
-    """How many more draws of a task would narrow its interval to half the margin, or to half if it
-    is narrower; what they tell, and the commands. part: a table of one row. The spread of few draws
-    says too little for that."""
-    task = part.iloc[0]
-    margin = metric.margin
-    half = task.shown_high - task.estimate
-    goal = half / 2 if half < margin / 2 else margin / 2
-    if task.subsamples < MIN_DRAWS:
-        total = MIN_DRAWS
-        what = f"Next: {task.task} needs {total} draws for a first look (rows are added)."
-    else:
-        total = draws_needed(part, TAIL / line.tasks, goal)
-        now = f"{metric.sign * task.estimate:+.{metric.digits}f}"
-        what = (f"Next: {total - task.subsamples} more draws of {task.task} ({total} in all, added "
-                f"to the file) narrow its inflation, now {now}, to about ±{goal:.2g}. If it is "
-                f"then below {goal:.3g}: NO; from {margin - goal:.3g} on: YES, perhaps by over "
-                f"{metric.limit} (between them: by under); from {margin + goal:.3g} on: YES, by "
-                f"over {metric.limit}. Likeliest: the answer in whose range {now} lies. "
-                f"Decide on {total} now: to stop when the answer pleases voids the 89%.")
-    return what + rerun(rows, [task.task], line.experiment, command, "--subsamples", total)
-
-
-def rerun(rows, tasks, experiment, command, *flags):
-    """What to type for runs of tasks in the setting of the rows, and to judge them, each on a line.
-    Nothing if the rows do not tell the flags of their run."""
-    last = rows[rows.task.isin(tasks)].iloc[-1]
-    if " flags" not in last.versions:
-        return ""
-    script = "run_zero_shot.py" if " quantize: " in last.versions else "run_experiment.py"
-    typed = re.findall(" flags (.*) torch ", last.versions)
-    names = [] if re.search(" --(csv|hub)[ =]", last.versions) else ["--tasks", *tasks]
-    flags = ["--experiment", experiment, *names, "--m", last.m, "--n", last.n, *flags, "--out",
-             last.file]
-    typed = [script, *typed, shlex.join(map(str, flags))]  # the last of two equal flags counts
-    took = f"\n# the last draw of {last.task} took {last.get('seconds', '?')} s on a core or GPU"
-    return f"{took}\npython {' '.join(typed)}\npython {command}"
+def next_draws(parts, metric):
+    """Yield what to do about parts that are open or weak: more draws, or another recipe."""
+    needs, hopeless, how, guide = [], [], "", ""
+    for part in parts.query("weak or verdict == 'open'").itertuples():
+        fewest = FEWEST if part.m != 0 else FEWEST_SPLITS
+        total, aim = fewest, "for a first look"
+        if part.draws >= fewest and part.weak:
+            total = draws_needed(part.boost_shares, TAIL, part.gain)
+            aim = "to show a boost as large as found"
+        elif part.draws >= fewest:
+            total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
+            aim = f"to know its bias to ±{metric.margin / 2:g}"
+        if part.weak and (part.cramped or total > MOST_DRAWS):
+            hopeless.append(part.part)
+        else:
+            more = total - part.draws
+            needs.append(f"{part.part} needs {total} draws in all ({more} more) {aim}")
+    if parts.is_ours.all():
+        how = ": repeat the command of its run with --tasks T --subsamples N"
+        guide = " (docs/own_texts.md)"
+    if needs:
+        yield (f"Next: {'; '.join(needs)}{how}. Fix the number before you look at new draws, and "
+               "add draws only once.")
+    if hopeless:
+        yield (f"Next, for {some_of(hopeless)}: try another recipe, chosen by its boost on draws "
+               f"that you do not report{guide}.")
 
 
 def key_of(metric):
-    """The question and what the columns mean: five lines."""
-    above, below = ("above", "below ") if metric.sign > 0 else ("below", "above -")
-    return f"""\
-Does pretraining on the test texts inflate the score, and by over {metric.limit} (--margin)?
-{metric.words}. base: no added pretraining; unseen: on n other texts; seen: on n test texts.
-boost = unseen - base: fair gain. bias = seen - unseen: unfair gain. guess: most common class.
-Draw: n test, n other, m labeled texts. [ ]: 89% interval; parts' bias, wider: 89% that all hold.
-YES: bias [ ] all {above} 0; else NO: all {below}{metric.limit}; else OPEN. weak: boost [ ] not \
-all {above} 0."""
+    """What the words mean."""
+    side, end = "above 0", f"below {metric.limit}"
+    if metric.sign < 0:
+        side, end = "below 0", f"above -{metric.limit}"
+    return {
+        "draw": "random choice of texts; each is one run of base, unseen and seen",
+        "m": "labeled texts of a draw, from which the model learns the classes",
+        "n": "unlabeled texts in each of its two sets, which take turns as test texts",
+        "base": f"{metric.words} of the model as it comes, without further pretraining",
+        "unseen": "the same after pretraining on other texts of this kind",
+        "seen": "the same after pretraining on these very texts",
+        "boost": "unseen - base: what other texts of this kind add",
+        "bias": "seen - unseen: what having read these very texts adds (below 0: memory minus a "
+                "shift between texts that were read and labeled texts that were not)",
+        "chance": "score of blind guesses: 100 / classes",
+        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part's bias has a "
+                 "wider one, so that all parts of a table hold together",
+        "YES": f"the interval of the bias lies {side}",
+        "NO": f"else, if it ends {end}",
+        "OPEN": "else: too few draws to tell",
+        "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
+                     f"{ROOM} points above chance"}
 
 
-def div(kind, text):
-    text = html.escape(text)
-    if Path("docs").exists():  # the page lies in fits/NAME
-        text = re.sub(r"docs/\w+\.md", r'<a href="../../\g<0>">\g<0></a>', text)
-    return f'<div class="{kind}">{text}</div>\n'
+def screen(reports, common, key, metric):
+    print(wrap(question_of(metric)) + "\n")
+    for report in reports:
+        print(wrap(f"{report.name}: {' '.join(report.answers)}"))
+    print(wrap(common) + "\n")
+    for term, meaning in key.items():
+        print(wrap(meaning, f"  {term:11}"))
+    for report in reports:
+        view = shown(report.table).to_string(index=False, **number_form(metric))
+        print(f"\n{wrap(report.title)}\n\n{view}\n")
+        for note in report.notes:
+            print(wrap(note, "- "))
 
 
-def picture(tables, metric, path):
+def question_of(metric):
+    return ("Does pretraining on the test texts inflate the score? Bias in "
+            f"{metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin).")
+
+
+def number_form(metric):
+    return {"na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
+
+
+def shown(table):
+    """What is printed of a table."""
+    return table[COLUMNS].dropna(axis=1, how="all")
+
+
+def page(reports, source, key, figure, details, metric):
+    text = HEAD + tag("p", source, "small") + tag("p", question_of(metric))
+    for report in reports:
+        color = report.table.sort_values("rank").color.iloc[0]
+        answers = "".join(tag("div", answer) for answer in report.answers)
+        card = tag("h2", report.title) + answers
+        text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
+    words = "".join(f"<tr><th>{term}<td>{html.escape(key[term])}" for term in key)
+    text += f'{figure}<table class="key">{words}</table>'
+    for report in reports:
+        text += tag("h2", report.title) + html_of(shown(report.table), metric)
+        text += "".join(tag("div", note, "note") for note in report.notes)
+    for title, closed in details.items():
+        text += f"<details><summary>{title}</summary>{closed}</details>\n"
+    return text
+
+
+def html_of(table, metric):
+    return table.to_html(border=0, index=False, **number_form(metric))
+
+
+def tag(name, text, kind=""):
+    return f'<{name} class="{kind}">{html.escape(text)}</{name}>\n'
+
+
+def picture(reports, metric, path):
     """Save effects.png. Return its HTML."""
-    draw_effects(tables, metric).savefig(path, dpi=130)
+    draw_effects(reports, metric).savefig(path, dpi=130)
     coded = base64.b64encode(path.read_bytes()).decode()
-    if hasattr(builtins, "display"):  # notebook
-        builtins.display({"image/png": coded}, raw=True)
-    return f'<img alt="The effects, drawn" src="data:image/png;base64,{coded}">'
+    return f'<div class="wide"><img alt="The effects" src="data:image/png;base64,{coded}"></div>'
 
 
-def draw_effects(tables, metric):
-    """The biases of the parts and, in bold, their mean, or only of the mean if there are many.
-    tables: of judged_table, by title."""
-    rows = []
-    few = sum(map(len, tables.values())) <= MOST_DRAWN
-    for title, table in tables.items():
-        rows.append({"task": title, "weight": "bold"})
-        rows += (table if few else table[-1:]).to_dict("records")
-        rows[-1]["weight"] = "bold"
-    rows = pd.DataFrame(rows)
-    figure = Figure((8, 1.5 + 0.27 * len(rows)), layout="constrained")
-    axis = figure.subplots()
-    axis.errorbar(rows.estimate, rows.index, xerr=rows.shown_high - rows.estimate, fmt="ko")
-    axis.axvline(0, color="gray", ls="--")
+def draw_effects(reports, metric):
+    """Two panels with a row for each part and, in bold, for their mean: the scores; and the biases,
+    in the color of their verdicts (gray in a control), beside 0 and the margin."""
+    tables = []
+    for report in reports:
+        title = pd.DataFrame({"part": [report.name], "is_mean": True, "color": "k"})
+        tables += [title, report.table]
+    rows = pd.concat(tables, ignore_index=True).fillna({"bias": "", "inflated?": ""})
+    figure = Figure((11, 1.2 + 0.28 * len(rows)), layout="constrained")
+    scores, biases = figure.subplots(1, 2, width_ratios=(3, 4))
+    scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
+    scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
+    scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
+    scores.plot(rows.seen, rows.index, "bd", ms=5, label="seen")
+    scores.set_xlabel(metric.words)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
+    biases.scatter(rows.estimate, rows.index, color=rows.color)
+    biases.axvline(0, color="gray")
+    label = f"bias, {metric.unit}"
     if metric.margin:
-        axis.axvline(metric.sign * metric.margin, color="#cc3311", ls=":")
-    figure.supxlabel(
-        f"bias = seen - unseen, {metric.unit}, with 89% intervals (dashed: 0; dotted: margin)")
-    axis.set_yticks(rows.index, rows.task.str[:60], parse_math=False)  # "$" is no formula
-    for label, weight in zip(axis.get_yticklabels(), rows.weight.fillna("normal")):
-        label.set_fontweight(weight)
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+        biases.axvline(metric.sign * metric.margin, color="k", ls=":")
+        label += f" (dotted: {metric.limit})"
+    biases.set_xlabel(label)
+    biases.yaxis.tick_right()
+    answers = rows.bias + "  " + rows["inflated?"]
+    for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
+        axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_frame_on(False)
+        axis.grid(axis="x")
+        axis.tick_params(length=0)
+        for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
+            tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
     return figure
 
 
@@ -641,7 +687,8 @@ def run_paper_model(rows, interaction, draws, path):
             tables[*cell, effect] = fit(cell_rows, effect, interaction, draws)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
             posterior.to_csv(path, **CSV)
-            print(f"the paper's model, {title_of(*cell)}, {effect}: beta (log odds), differences")
+            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log odds), "
+                  "differences")
             table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
             print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
     return not any(posterior.warning)
@@ -675,7 +722,7 @@ def fit(rows, effect, interaction, draws):
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
     task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
-    whose chains mix well (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
+    whose chains mix well (docs/validation.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
     level a_j = mu + beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are
     independent."""
     import pymc as pm
@@ -797,14 +844,17 @@ def refuse(rows, bad, words):
 
 def read_rows(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
-    text = path.read_text(encoding="utf-8-sig")
-    lines = text.split("\n")
-    if f"{metric}_extra" not in lines[0]:
-        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
-                         "answers? contamination_test.py --answers makes results of it")
+    if not path.exists():
+        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
+        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    if f"{metric}_extra" not in header:
+        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
+        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
+                         "contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -821,12 +871,14 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", "item_variance_boost", *shares, *columns_of(metric)]:
+    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
+    numbers += columns_of(metric)
+    for name in [*RUN[:3], "versions", *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
+        if name in numbers:
+            rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
@@ -854,9 +906,9 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     return rows
 
 
-def title_of(experiment, m, n):
-    labeled = f", m = {m}" if m else ""  # 0: trained elsewhere
-    return f"{experiment}{labeled}, n = {n}"
+def title_of(m, n):
+    labeled = f"m = {m}, " if m else ""  # 0: trained elsewhere
+    return f"{labeled}n = {n}"
 # --- end shared ---
 
 
@@ -873,13 +925,14 @@ TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
 LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
 VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
-            "yes-under": "YES, by under {}", "no": "NO", "open": "OPEN",
-            "depends": "IT DEPENDS ON THE TASK", "none": "NO VERDICT"}
+            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 
 
 def verdict_on(low, high, margin, sign=1):
     """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
-    sign: -1 if lower is better."""
+    margin: None gives no verdict. sign: -1 if lower is better."""
+    if margin is not None and not 0 < margin < math.inf:
+        raise ValueError(f"the margin is {margin}: give a positive number")
     if sign < 0:
         low, high = -high, -low
     if not (margin and low < high):  # of nan, too
@@ -891,13 +944,6 @@ def verdict_on(low, high, margin, sign=1):
     return "yes-open" if low > 0 else "open"
 
 
-def depends(p_alike, verdicts):
-    """Do parts that differ by more than chance lie on other sides of the margin (a yes-open counts
-    as above it)? Then no mean speaks for all. verdicts: a set."""
-    below = {"no", "yes-under"} & verdicts
-    return p_alike < LEVEL and below and {"yes", "yes-open"} & verdicts
-
-
 def p_of_alike(F, J, concentration, df):
     """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
     (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
@@ -907,78 +953,14 @@ def p_of_alike(F, J, concentration, df):
 
 
 def wrap(text, start=""):
-    return textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * len(start),
-                         break_on_hyphens=False)
-# --- end shared ---
-
-
-# --- shared: effects ---
-SHARE = 0.89  # coverage of every interval (the paper's)
-POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
-
-
-def add_effects(rows, metric="acc"):
-    """Add columns to a table of rows, a subsample each:
-    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
-    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
-    text_variance_boost   variance of the boost by rounding to 1 / n
-    text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
-                          metric is accuracy, or m is 0: answers of contamination_test.py (nan
-                          without `discordant`), else by rounding
-    one_answer_variance   what one more text of each set that is answered differently would add to
-                          that draw's variance; / K in the mean of K subsamples (else 0)"""
-    crossed, n = rows["arms"] == "crossed", rows["n"]
-    scale = 100 if metric in POINTS else 1
-    added = {}
-    for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
-        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
-    added["boost"] = scale * (added["unseen"] - added["base"])
-    added["bias"] = scale * (added["seen"] - added["unseen"])
-    added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
-    added["one_answer_variance"] = 0.0
-    if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
-        variances = 0  # the sum over both sets of the variance of one text's change
-        for ending in ("", "_on_extra"):
-            change = rows[f"{metric}_test{ending}"] - rows[f"{metric}_extra{ending}"]
-            variances += rows[f"discordant{ending}"] - change**2
-        added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
-            crossed, added["text_variance_boost"])
-    if metric == "acc":
-        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
-    return rows.assign(**added)
-
-
-def task_means(rows, effect="bias"):
-    """A row per task: means over K subsamples, K, the effect's sd and two variances of its mean:
-    spread_variance, by how much subsamples differ (nan if K is 1, or if they are equal and nothing
-    is known of their texts), and text_variance, by the draw of the texts."""
-    groups = rows.groupby("task")
-    tasks, K = groups.mean(numeric_only=True), groups.size()
-    of_one = tasks[f"text_variance_{effect}"]
-    if effect == "bias":
-        of_one = of_one + tasks["one_answer_variance"] / K
-    sd = groups[effect].std()
-    spread_variance = (sd**2 / K).where(np.fmax(sd, of_one) > 0)
-    return tasks.assign(
-        subsamples=K, sd=sd, spread_variance=spread_variance, text_variance=of_one / K)
-
-
-def interval(tasks, tail=(1 - SHARE) / 2):
-    """(standard error, degrees of freedom, half-width) of the mean over the rows of task_means: the
-    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by text_variance. nan if a spread_variance is. tail: outside, a side."""
-    spread = tasks["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
-    df = [spread.sum() ** 2 / (spread**2 / (tasks["subsamples"] - 1).clip(1)).sum(), math.inf]
-    se = np.sqrt([spread.sum(), tasks["text_variance"].sum()]) / len(tasks)
-    half = stats.t.isf(tail, df) * se
-    wider = half.argmax()  # argmax also picks a nan
-    return se[wider], df[wider], half[wider]
+    return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
+                         subsequent_indent=" " * max(2, len(start)))
 # --- end shared ---
 
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        epilog=GLOSSARY,
+        epilog=INTERVALS,
         description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
@@ -999,10 +981,7 @@ def parse_args(argv):
         help="draws per chain; half as many tune it; default 1000")
     add("--out", type=user_path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
-    args.command = shlex.join(["fit_model.py", *(sys.argv[1:] if argv is None else argv)])
-    if args.margin is not None and not 0 < args.margin < math.inf:
-        parser.error("--margin must be positive")
-    name = "+".join(path.stem for path in args.paths)
+    name = "+".join(path.stem for path in args.paths)[:99]
     if args.metric != "acc":
         name += f".{args.metric}"
     args.out = args.out or Path("fits", name)
@@ -1012,11 +991,10 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = pd.concat([read_rows(path, args.metric).assign(file=str(path)) for path in args.paths])
+    rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    args.out.mkdir(parents=True, exist_ok=True)
     metric = metric_of(args.metric, args.margin, args.lower_is_better)
-    table = publish(rows, metric, args.out, args.command)
+    table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
         sys.exit(3)

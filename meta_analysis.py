@@ -83,15 +83,16 @@ def shares_of(claims):
 
 def print_shares(claims, shares, fewest):
     """The answer in capitals, the key, the table, and what to do. fewest: draws of a task."""
-    claimed = claims.groupby("kind")["outside"].mean()
-    print(textwrap.fill(
-        f"ONE DRAW OF EACH TASK CLAIMS A BIAS IN {claimed.drawn:.0%} OF SLICES, OVER ALL SETTINGS, "
-        f"AND IN {claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
+    for experiment, claimed in claims.groupby("experiment"):  # none is averaged with its control
+        claimed = claimed.groupby("kind")["outside"].mean()
+        print(textwrap.fill(
+            f"{experiment}: ONE DRAW OF EACH TASK CLAIMS A BIAS IN {claimed.drawn:.0%} OF SLICES, "
+            f"AND IN {claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
+        if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
+            print("- So one slice says little: this rule claims a bias even where there is none on "
+                  "average.\n  Use all draws: fit_model.py.")
     shown = shares.astype({"threshold": str}).drop(columns="arms")
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
-    if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
-        print(f"- So one slice says little: this rule claims a bias in {claimed.shuffled:.0%} of "
-              "slices even where\n  there is none on average. Use all draws: fit_model.py.")
     if fewest < 5:
         print(f"- A task has only {fewest} draws, so that slices are alike: run more draws.")
 
@@ -183,7 +184,7 @@ def plot(claims, path):
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
         for kind, line in (("drawn", "-"), ("shuffled", "--")):
             axis.ecdf(part.paper_mean[part.kind == kind], linestyle=line, label=kind)
-        axis.set(title=title_of(*cell), ylabel="share of slices\nat or below")
+        axis.set(title=f"{cell[0]}, {title_of(*cell[1:])}", ylabel="share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend()
     figure.savefig(path, dpi=130)
@@ -251,14 +252,17 @@ def refuse(rows, bad, words):
 
 def read_rows(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
-    text = path.read_text(encoding="utf-8-sig")
-    lines = text.split("\n")
-    if f"{metric}_extra" not in lines[0]:
-        raise ValueError(f"{path} has no column {metric}_extra, but {lines[0]:.120}. A table of "
-                         "answers? contamination_test.py --answers makes results of it")
+    if not path.exists():
+        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
+        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
+    if f"{metric}_extra" not in header:
+        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
+        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
+                         "contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -275,12 +279,14 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["majority", "discordant", "discordant_on_extra", *columns_of("acc")]
-    for name in [*RUN, "num_classes", "item_variance_boost", *shares, *columns_of(metric)]:
+    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
+    numbers += columns_of(metric)
+    for name in [*RUN[:3], "versions", *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name not in RUN[:3]:
-            rows[name] = pd.to_numeric(rows[name].replace(",", ".", regex=True), errors="coerce")
+        if name in numbers:
+            rows[name] = pd.to_numeric(rows[name], errors="coerce")
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
@@ -308,9 +314,9 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     return rows
 
 
-def title_of(experiment, m, n):
-    labeled = f", m = {m}" if m else ""  # 0: trained elsewhere
-    return f"{experiment}{labeled}, n = {n}"
+def title_of(m, n):
+    labeled = f"m = {m}, " if m else ""  # 0: trained elsewhere
+    return f"{labeled}n = {n}"
 # --- end shared ---
 
 

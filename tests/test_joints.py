@@ -25,7 +25,7 @@ from conftest import ARMS, ROOT, coin_rows, end_of, load_script, path_of, rows_o
 fit, meta = load_script("fit_model"), load_script("meta_analysis")
 contam = load_script("contamination_test")
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MEANS = "majority base unseen seen".split()
+MEANS = ["chance", "base", "unseen", "seen"]
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
@@ -63,7 +63,7 @@ def in_words(row):
 @pytest.mark.parametrize("shared", [True, False])
 def test_page_and_figure_show_the_tables(shared, said, figures):
     """One setting of two models with the same tasks, or two settings where b lacks a task."""
-    name, setting = "US$_<b>&", "{experiment}, m = {m}, n = {n}".format
+    name = "US$_<b>&"
     rows = pd.concat([coin_rows(2, n=n, crossed=True, experiment=name) for n in (30, 40)])
     rows["acc_test"] += 0.3 * (rows["model"] == "b")  # another verdict
     rows["acc_base"] *= rows["model"] == "b"
@@ -78,57 +78,62 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     picture = b64encode(Path("out/effects.png").read_bytes()).decode()
     assert f'src="data:image/png;base64,{picture}"' in page
     effects, tasks = pd.read_csv("out/effects.csv"), pd.read_csv("out/tasks.csv")
-    tasks["setting"] = [setting(**row) for row in tasks.to_dict("records")]
-    effects = effects.assign(task="", shown_low=effects["low"], shown_high=effects["high"])
-    table = pd.concat([effects, tasks]).set_index("setting model task effect".split())
+    effects = effects.assign(shown_low=effects["low"], shown_high=effects["high"])
+    table = pd.concat([effects, tasks]).fillna({"m": "", "n": ""})
+    table[["m", "n"]] = table[["m", "n"]].astype(str).replace(r"\.0", "", regex=True)
+    table = table.set_index(["m", "n", "model", "task", "effect"])
 
     # Percent, by hand: the texts of a set are seen by the model pretrained on it
-    rows = rows.eval("""majority = 100 * majority
+    rows = rows.eval("""chance = 100 / num_classes
         base = 50 * (acc_base + acc_base_on_extra)
         unseen = 50 * (acc_extra + acc_test_on_extra)
         seen = 50 * (acc_test + acc_extra_on_extra)""")
     by_hand, in_table = [part.groupby(["n", "model", "task"])[MEANS].mean()
-                         for part in (rows, tasks.query("model != 'all'"))]
-    pd.testing.assert_frame_equal(in_table, by_hand)
+                         for part in (rows, tasks.query("model != 'all' and n > 0"))]
+    pd.testing.assert_frame_equal(in_table, by_hand, check_index_type=False)
 
     # One table is returned, printed and on the page
     printed = [line.split() for line in out.splitlines()]
-    for (_, row), line in zip(shown.iterrows(), lines_of(page, "part"), strict=True):
-        cells = [f"{cell:.1f}" if isinstance(cell, float) else cell for cell in row.drop("run")]
+    for (_, row), line in zip(shown.iterrows(), lines_of(page, "part")[: len(shown)], strict=True):
+        cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell)
+                 for cell in row.drop("run")]
         assert [*line.values()] == cells and " ".join(cells).split() in printed
 
-    # The page's other tables
-    for line in lines_of(page, "setting") + lines_of(page, "task"):
-        key = line.get("setting") or setting(**line), line["model"], line.get("task", "")
+    # The page's other table
+    lines = lines_of(page, "experiment")
+    for line in lines:
+        key = line["m"], line["n"], line["model"], line["part"]
         bias, boost = table.loc[*key, "bias"], table.loc[*key, "boost"]
         assert [line["bias"], line["boost"]] == [in_words(bias), in_words(boost)]
         assert [float(line[mean]) for mean in MEANS] == approx([*bias[MEANS]], abs=0.051)
-        assert line["subsamples"] == str(bias.subsamples)
-    assert len(lines_of(page, "task")) == len(tasks) / 2
+        assert line["draws"] == str(bias.subsamples)
+    assert len(lines) == len(table) / 2
 
-    # The figure: each table below its title, which is bold like its mean
+    # The figure: each table below its name, which is bold like its mean
     expected = []
     for run, lines in shown.groupby("run", sort=False):
-        expected.append((run.partition(" (")[0][:60], [math.nan]))
-        for part, bias in lines[["part", "bias"]].to_numpy():
-            expected.append((part[:60], [float(end) for end in re.findall(r"[+-][\d.]+", bias)]))
-    (axis,) = figures[0].axes
-    middle, _, (bars,) = axis.containers[0]
-    assert [line.get_xdata()[0] for line in axis.lines[1:]] == [0, 2]
-    assert axis.get_ylim() == (len(expected) - 0.5, -0.5)
-    for y, ((label, numbers), tick, x, at, bar) in enumerate(zip(
-            expected, axis.get_yticklabels(), *middle.get_data(), bars.get_segments(),
-            strict=True)):
-        assert (tick.get_text(), at) == (label, y)
+        expected.append((run, ["", ""], [math.nan] * 4, "k"))
+        for part in lines.to_dict("records"):
+            ends = [float(end) for end in re.findall(r"[+-][\d.]+", part["bias"])]
+            scores = [part.get(mean, math.nan) for mean in MEANS[1:]]
+            answer = part["inflated?"]
+            verdict = {"YES, b": "yes", "YES, p": "yes-open", "NO": "no"}.get(answer[:6], "open")
+            expected.append(
+                (part["part"][:50], [part["bias"], answer], ends + scores, fit.COLORS[verdict]))
+    left, right = figures[0].axes
+    assert [line.get_xdata()[0] for line in right.lines] == [0, 2]
+    assert left.get_ylim() == right.get_ylim() == (len(expected) - 0.5, -0.5)
+    bars = right.collections[0].get_segments()
+    dots = right.collections[1].get_offsets().filled(math.nan)
+    for y, (label, words, numbers, color) in enumerate(expected):
+        names, answers = left.get_yticklabels()[y], right.get_yticklabels()[y]
+        assert [names.get_text(), answers.get_text()] == [label, "  ".join(words)]
         is_bold = label.startswith(("US$", "mean of"))
-        assert tick.get_fontweight() == ("bold" if is_bold else "normal")
-        assert [x, *bar.T[:1].ravel()] == approx(numbers, abs=0.006, nan_ok=True)
-
-
-@pytest.mark.parametrize("tasks", [30, 31])
-def test_few_tasks_are_drawn(tasks, said, figures):
-    said(fit.main, path_of(coin_rows(tasks, models="a")), "--out", "out")
-    assert len(figures[0].axes[0].get_yticklabels()) == (32 if tasks == 30 else 2)
+        assert names.get_fontweight() == ("bold" if is_bold else "normal")
+        assert names.get_color() == answers.get_color() == color
+        found = [dots[y][0], *[x for x, _ in bars[y]], *[line.get_xdata()[y] for line in left.lines]]
+        assert found == approx(numbers, abs=0.051, nan_ok=True)
+    assert len(expected) == len(left.get_yticklabels())
 
 
 def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
