@@ -114,10 +114,20 @@ def metric_of(name, margin, lower_is_better):
         if margin is None:
             margin = 1.0
     limit = f"{margin:g} {unit}" if margin else "the margin"
-    if lower_is_better or name in LOWER_IS_BETTER:
+    if lower_is_better or is_error(name):
         words, sign = f"{words} (lower: better)", -1
     limit = re.sub("^1 points", "1 point", limit)
     return Metric(name, words, unit, sign, margin, limit, digits)
+
+
+def margin_of(margin, name, rows):
+    """The margin, if given, or 5 points for answers (m = 0), which vary more. Refuses one that says
+    nothing."""
+    if margin is None and name in POINTS and not rows.m.any():
+        return 5.0
+    if name not in POINTS and (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
+    return margin
 
 
 def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
@@ -125,6 +135,7 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
     rows = clean_rows(rows, metric)
+    margin = margin_of(margin, metric, rows)
     lines = analyze(rows, metric_of(metric, margin, lower_is_better))
     return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
@@ -141,7 +152,21 @@ def analyze(rows, metric):
             parts.insert(0, its_units)  # else a task would weigh less in their mean, silently
         for effect in EFFECTS:
             tables += [effect_rows(part, effect, metric) for part in parts]
-    return with_verdicts(pd.concat(tables), metric)
+    return withhold(with_verdicts(pd.concat(tables), metric), rows)
+
+
+def withhold(table, rows):
+    """With the column reason, and without a verdict where there is one. A mean has that of its
+    first task with one; tasks with one score everywhere are none."""
+    keys = ["experiment", "model"]
+    parts = rows.groupby([*keys, "task"])[REASONS].first()
+    means = rows[rows.bias_se.round(9).ne(0)].groupby(keys)[REASONS].first()
+    for name in REASONS:
+        found = table.join(parts[name], on=[*keys, "task"])[name]
+        table[name] = found.mask(table.is_mean, table.join(means[name], on=keys)[name])
+    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
+    table["verdict"] = table.verdict.where(table.reason.isna(), "none")
+    return table
 
 
 def with_verdicts(table, metric):
@@ -162,7 +187,7 @@ def unit_table(rows, metric):
     no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
                  "item_variance_boost"]
-    numbers = [*MEANS, *EFFECTS, *variances]
+    numbers = [*MEANS, *EFFECTS, *variances, "bias_se", "bias_df"]
     names = [*CELL, "arms", "model", "models", "task", "subsample"]
     # the labeled texts have equally many of each class, so blind guesses score 1 / classes
     chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
@@ -250,9 +275,14 @@ def shares_of(units, effect):
     sums = sums.sum(min_count=1)
     sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum(min_count=1)
     sums *= units.m.nunique() ** 2  # undoes that `interval` takes a mean of rows
-    shares = sums.join(draws.groupby(["task", "m"])[["subsamples", "item_variance"]].min())
+    shares = sums.join(draws.groupby(["task", "m"])[
+        ["subsamples", "item_variance", "bias_se", "bias_df"]].min())
     known = (shares.subsamples > 1) & (sums.max(axis=1) > 0)
-    return shares.assign(spread_variance=sums.deviation.where(known),
+    # contamination_test.py knows the error of a bias between released and held-out items
+    shares["df"] = shares.bias_df.fillna(shares.subsamples - 1)
+    shares["text_variance"] = shares.text_variance.where(shares.bias_se.isna(), 0)
+    spread_variance = (shares.bias_se**2).fillna(sums.deviation.where(known))
+    return shares.assign(spread_variance=spread_variance,
                          such_variance=shares[["text_variance", "item_variance"]].max(axis=1))
 
 
@@ -262,7 +292,7 @@ def draws_needed(share, tail, goal):
 
     def is_narrow(draws):
         times = draws / K
-        more = (share / times).assign(subsamples=times * share.subsamples)
+        more = (share / times).assign(df=draws - 1)
         return interval(more, tail)[2] <= goal
 
     return K + bisect.bisect_left(range(K, 500 * K), True, key=is_narrow)
@@ -322,7 +352,7 @@ def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
     freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is outside, on
     each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
-    df = [spread.sum() ** 2 / (spread**2 / (shares["subsamples"] - 1).clip(1)).sum(), math.inf]
+    df = [spread.sum() ** 2 / (spread**2 / shares["df"].clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
     half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
@@ -347,7 +377,7 @@ def publish(rows, metric, folder, source):
     effects = analyze(rows, metric)
     lines = with_boost(effects, rows, metric)
     reports, common = reports_of(lines, metric)
-    key = key_of(metric)
+    key = key_of(metric, rows.bias_df.notna().all())
     screen(reports, common, key, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -378,6 +408,7 @@ def with_boost(effects, rows, metric):
         gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
         is_control=bias.experiment.isin(rows.experiment[is_control]),
+        is_held_out=bias.experiment.isin(rows.experiment[rows.bias_df.notna()]),
         is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
@@ -399,6 +430,8 @@ def reports_of(lines, metric):
         table = told(table.sort_values(
             ["is_mean", "estimate"], ascending=[True, metric.sign < 0]), metric)
         kind, answers = "test texts without labels", answers_of(table, metric)
+        if mean.is_held_out:
+            kind = "released and held-out items"
         if mean.is_control:
             kind = "control: texts with their labels"
             table["color"] = COLORS["none"]  # no alarm
@@ -440,8 +473,11 @@ def told(table, metric):
     """Rows of with_boost in the words that are shown. cramped: is there little room for inflation?
     weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
     """
-    lower = " (lower)" if metric.sign > 0 else " (higher)"
-    below = np.where(metric.sign * table.estimate + table.shown_half < 0, lower, "")
+    lower = "lower" if metric.sign > 0 else "higher"
+    edge = metric.sign * table.estimate + table.shown_half
+    is_far = (edge < -(metric.margin or math.inf)) & (table.m == 0)  # with one's own halves
+    below = np.select([is_far, edge < 0],
+                      [f", BUT SEEN SCORES {lower.upper()}", f" ({lower})"], "")
     cramped = table.unseen < table.chance + ROOM
     weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
     rank = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * weak
@@ -458,11 +494,14 @@ def answers_of(table, metric):
     """Sentences, what matters most first: each YES and OPEN with its number, NO, weak tests by
     name, and the mean, which joins the others if it is a YES."""
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
-    full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
+    full = VERDICTS | {"no": "NO, not over {}"}
     mean, answers = table.iloc[-1], []
-    for _, its in table[table["rank"] < LAST].groupby("rank"):
+    table = table.assign(reason=table.reason.astype(object).fillna(reason))
+    for _, its in table[table["rank"] < LAST].groupby(["rank", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
         answer = full[first.verdict].format(metric.limit)
+        if first.verdict == "none":
+            answer += f" ({first.reason})"
         if first.weak:
             answer += " (weak test)"
             if len(table) > 1:
@@ -502,7 +541,7 @@ def some_of(names):
 def notes(table, metric):
     """Yield sentences: what weakens the answers, what they mean, what to do next."""
     mean, parts = table.iloc[-1], table[~table.is_mean]
-    if not mean.boost:
+    if not mean.boost and not mean.is_held_out:
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if mean.is_control:
         return
@@ -515,14 +554,15 @@ def notes(table, metric):
     lower = parts.part[parts.below != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
-               "some: docs/verdicts.md names causes.")
+               "some: docs/verdicts.md names causes. Are the halves your own? Were they swapped, "
+               "or not drawn at random? Or is lower better (--lower-is-better)?")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
                f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    if mean.models == 1:  # else each model has its own table
+    if mean.models == 1 and not mean.is_held_out:  # else each model has its own table
         yield from next_draws(parts, metric)
 
 
@@ -554,12 +594,12 @@ def next_draws(parts, metric):
                f"that you do not report{guide}.")
 
 
-def key_of(metric):
-    """What the words mean."""
+def key_of(metric, is_held_out):
+    """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
     side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
         side, end = "below 0", f"above -{metric.limit}"
-    return {
+    key = {
         "draw": "random choice of texts; each is one run of base, unseen and seen",
         "m": "labeled texts of a draw, from which the model learns the classes",
         "n": "unlabeled texts in each of its two sets, which take turns as test texts",
@@ -577,6 +617,14 @@ def key_of(metric):
         "OPEN": "else: too few draws to tell",
         "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
                      f"{ROOM} points above chance"}
+    if is_held_out:
+        common = {term: key[term] for term in ("[ , ]", "YES", "NO", "OPEN")}
+        key = {"n": "released items, and as many held-out ones (if not, about their mean)",
+               "seen": f"{metric.words}, the mean of the released items",
+               "unseen": "that of held-out items which are as hard, judging by the clean models",
+               "bias": "seen - unseen. Of innocent models chance calls about 1 in 18 a YES",
+               **common}
+    return key
 
 
 def screen(reports, common, key, metric):
@@ -828,6 +876,7 @@ def user_path(text):
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
+REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
@@ -872,9 +921,10 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", "bias_se", "bias_df",
+               *shares]
     numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *numbers]:
+    for name in [*RUN[:3], "versions", *REASONS, *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name in numbers:
@@ -882,7 +932,9 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
-            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+            # of held-out halves `extra` is estimated
+            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_df.isna(),
+                   f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
@@ -912,6 +964,17 @@ def title_of(m, n):
 # --- end shared ---
 
 
+# --- shared: direction ---
+LOWER_IS_BETTER = set("""nll loss bpb bits perplexity ppl brier error errors err wer cer mer ter
+    eer mae mse rmse entropy surprisal""".split())
+
+
+def is_error(metric):
+    """Is a lower value of the metric better? Its name is split where it has no letter."""
+    return not LOWER_IS_BETTER.isdisjoint(re.split("[^a-z]+", metric.lower()))
+# --- end shared ---
+
+
 # --- shared: crossing ---
 CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
     "base": ("base", "base_on_extra"),
@@ -923,7 +986,6 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- shared: verdict ---
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
-LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
 VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
             "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 
@@ -971,7 +1033,7 @@ def parse_args(argv):
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     add("--lower-is-better", action="store_true",
-        help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
+        help="as of an error; default for nll, loss, bits and the like")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model of accuracy, with uv run "
@@ -993,7 +1055,8 @@ def main(argv=None):
     args = parse_args(argv)
     rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    metric = metric_of(args.metric, args.margin, args.lower_is_better)
+    margin = margin_of(args.margin, args.metric, rows)
+    metric = metric_of(args.metric, margin, args.lower_is_better)
     table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):

@@ -101,7 +101,7 @@ def check_answers(right, released, clean, low):
     half = pd.Index(np.where(released, "released", "held_out"), name="half")
     found = load_script("contamination_test").difference(
         pd.Series(right[:, 0], half), pd.DataFrame(clean, half))
-    assert np.isclose(found["bias"] - half_of(found["se"], found["df"]), low[0])
+    assert np.isclose(found["bias"] - half_of(found["bias_se"], found["bias_df"]), low[0])
 
 
 def tell_models():

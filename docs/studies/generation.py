@@ -95,8 +95,8 @@ def write(out, kind, draw, halves, right):
             "model": MODEL, "trained_on": trained_on, "draw": draw, "half": halves,
             "item": halves.index, "right": answers.astype(int)}))
     table = pd.concat(parts)
-    # fit_model.py takes a name that ends in -answers for training with labels
     table.insert(0, "experiment", "crossed-answers" if kind == "answers" else "crossed")
+    table["control"] = int(kind == "answers")
     table.to_csv(out, mode="a", header=not out.exists(), index=False)
     print(table.groupby(["trained_on", "half"])["right"].mean().unstack().round(3), flush=True)
 
