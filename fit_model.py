@@ -770,7 +770,7 @@ def fit(rows, effect, interaction, draws):
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
     task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
-    whose chains mix well (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
+    whose chains mix well (docs/validation.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
     level a_j = mu + beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are
     independent."""
     import pymc as pm

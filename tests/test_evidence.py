@@ -7,6 +7,7 @@ it; task mean: over all tasks), or what a command prints.
 """
 
 import functools
+import math
 import re
 import runpy
 import sys
@@ -30,13 +31,18 @@ def effects_of(files, chosen, margin):
         paths = ROOT.cwd().glob("rows.csv")
     rows = fit.clean_rows(pd.concat(map(fit.read_rows, paths)))
     metric = fit.metric_of("acc", margin, False)
-    tasks, effects = fit.analyze(rows.query(chosen), metric)
-    lines = pd.concat([tasks, effects.assign(task="mean")])
-    lines["half"] = lines["high"] - lines["estimate"]
-    lines["like_half"] = lines["like_high"] - lines["estimate"]
-    for name, high in (("words", "high"), ("like", "like_high")):
-        ends = zip(lines["estimate"], lines[high])
-        lines[name] = [fit.in_words(*pair, metric) for pair in ends]
+    rows = rows.query(chosen)
+    rows = rows.assign(majority=pd.to_numeric(rows.get("majority", math.nan)))
+    lines = fit.analyze(rows, metric)
+    majority = rows.groupby(["experiment", "task"])["majority"].mean().rename("majority")
+    means = majority.groupby("experiment").mean()
+    lines = lines.join(100 * majority, on=["experiment", "task"])
+    lines["majority"] = lines["majority"].fillna(100 * lines["experiment"].map(means))
+    lines["task"] = lines["task"].mask(lines["is_mean"], "mean")
+    lines["settings"] = lines["settings"].where(lines["is_mean"])
+    for name, half in (("words", "half"), ("like", "like_half")):
+        pairs = zip(lines["estimate"], lines[half])
+        lines[name] = [fit.in_words(*pair, metric) for pair in pairs]
     return [lines[lines["effect"] == effect].reset_index() for effect in fit.EFFECTS]
 
 

@@ -83,11 +83,12 @@ def half_width(spread_variance, text_variance, K):
 
 
 def check(only_seen, only_unseen, n, K, half):
-    """Block `effects` must find these half-widths [data sets] with K subsamples [tasks]."""
+    """fit_model.py must find these half-widths [data sets] with K subsamples [tasks]."""
     script = load_script("fit_model")
     for s in range(5):
-        table = {"task": np.repeat(np.arange(len(K)), K), "n": n, "majority": 0.5,
-                 "arms": "crossed", "acc_base": 0.4, "acc_base_on_extra": 0.4}
+        table = {"task": np.repeat(np.arange(len(K)), K), "n": n, "arms": "crossed", "m": 50,
+                 "subsample": np.arange(sum(K)), "experiment": "", "model": "",
+                 "acc_base": 0.4, "acc_base_on_extra": 0.4, "item_variance_boost": np.nan}
         arms = ("extra", "test")
         for place, ending in enumerate(("", "_on_extra")):
             pair = []
@@ -96,8 +97,8 @@ def check(only_seen, only_unseen, n, K, half):
             table[f"discordant{ending}"] = pair[0] + pair[1]
             table[f"acc_{arms[0]}{ending}"] = 0.4 + pair[place]
             table[f"acc_{arms[1]}{ending}"] = 0.4 + pair[1 - place]
-        tasks = script.task_means(script.add_effects(pd.DataFrame(table)))
-        assert np.isclose(script.interval(tasks)[2], half[s], rtol=1e-9), (tasks, half[s])
+        shares = script.shares_of(script.add_effects(pd.DataFrame(table)), "bias")
+        assert np.isclose(script.interval(shares)[2], half[s], rtol=1e-9), (shares, half[s])
 
 
 def study(sds, d, bias, n):

@@ -99,9 +99,11 @@ def summary():
         epochs = name.split("-")[1]
         form = name.replace(f"-{epochs}", "")  # packed-3-answers is packed-answers
         rows = results[results["experiment"] == name].assign(arms="crossed")
-        tasks = fit.task_means(fit.add_effects(rows))
-        line = {"form": form, "epochs": int(epochs), "audited": len(audit), **tasks.iloc[0]}
-        line["half"] = fit.interval(tasks)[2]
+        units = fit.add_effects(rows).assign(item_variance_boost=float("nan"))
+        line = {"form": form, "epochs": int(epochs), "audited": len(audit),
+                "subsamples": len(rows),
+                **units.groupby("task").mean(numeric_only=True).iloc[0]}
+        line["half"] = fit.interval(fit.shares_of(units, "bias"))[2]
         detectors = contam.detectors_of(audit)
         for detector in contam.DETECTORS:
             line[detector] = detectors.loc[detector, "crossed"]

@@ -28,8 +28,9 @@ WORDS = {"boost": "boost: pretraining on other texts", "bias": "bias: on the tes
 def effect_of(rows, effect):
     """{task: mean}, mean over tasks, half-width."""
     fit = load_script("fit_model")
-    tasks = fit.task_means(fit.add_effects(rows.assign(arms="crossed")), effect)
-    return tasks[effect].to_dict(), tasks[effect].mean(), fit.interval(tasks)[2]
+    units = fit.add_effects(rows.assign(arms="crossed", item_variance_boost=float("nan")))
+    tasks = units.groupby("task")[effect].mean()
+    return tasks.to_dict(), tasks.mean(), fit.interval(fit.shares_of(units, effect))[2]
 
 
 def main():
