@@ -179,20 +179,6 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
     assert len({*map(zero.short_hash, recipes)}) == len(recipes)
 
 
-@pytest.mark.parametrize("capability, typed, end", [
-    ((8, 0), "", "called"), ((7, 5), "", "cuda does not support bf16: use --precision fp16"),
-    ((7, 5), "--precision fp16", "called"),
-    (RuntimeError("no kernel image"), "", "cuda does not work here .try --device cpu.: no kernel")])
-def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "ones", Mock(side_effect=[capability]))
-    recipe = recipe_with(zero, f"--quantize nf4 {typed}") | {"answers": ["a", "instruction b"]}
-    sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
-    with pytest.raises(ValueError, match=end):
-        zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
-    assert " answers: [a instruction b] pack: 1  torch" in sample.row["versions"]
-
-
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
           "precision": "float32"}
 WORDS = [f"{'word ' * n}end {n}" for n in (3, 9, 1, 110, 12, 2, 5)]
@@ -332,6 +318,9 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     """unit.json goes before the adapters that it describes, and is written whole."""
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
+    _, other = run(folder, "--seed 1 --out seed.csv")
+    assert other[0]["nll_test"] != first[0]["nll_test"], "other adapters, which base does not keep"
+    assert other[0]["nll_base"] == first[0]["nll_base"]
     (path,) = Path("kept").glob("*/unit.json")
     _, rows = run(folder, "--subsamples 2 --adapters others")
     assert rows[:1] == first and len(rows) == 2
