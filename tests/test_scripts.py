@@ -7,7 +7,9 @@ import builtins
 import dis
 import re
 import shlex
+import subprocess
 import sys
+import tokenize
 import tomllib
 from pathlib import Path
 from unittest.mock import Mock
@@ -82,7 +84,7 @@ def test_a_tilde_is_the_home_folder(path):
 
 @EACH
 @pytest.mark.parametrize("error, end", [
-    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
+    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError: 'a'")])
 def test_an_error_is_one_line(path, error, end, monkeypatch):
     script = load_script(path.stem)
     monkeypatch.setattr(script, "parse_args", Mock(side_effect=error))
@@ -90,6 +92,14 @@ def test_an_error_is_one_line(path, error, end, monkeypatch):
     monkeypatch.setenv("TRACEBACK", "1")
     with pytest.raises(type(error)):
         script.main()
+
+
+@EACH
+def test_a_missing_package_is_one_line(path):
+    """-S hides those that are installed."""
+    done = subprocess.run([sys.executable, "-S", path], capture_output=True, text=True)
+    words = rf"error: No module named '\w+'\. Run pip install -r .* uv run {path.name}\n"
+    assert done.returncode == 1 and re.fullmatch(words, done.stderr), done.stderr
 
 
 @EACH
@@ -129,16 +139,38 @@ def test_what_scripts_share_is_identical():
     name, since pasted cells share one namespace."""
     places = {}  # by name, by text: the scripts
     for path in SCRIPTS:
-        parts = dict(BLOCK.findall(read(path)))
+        parts = BLOCK.findall(read(path))
         for node in ast.parse(read(path)).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                parts[f"{node.name}()"] = ast.dump(node)
-        for name, text in parts.items():
+                parts.append((f"{node.name}()", ast.dump(node)))
+        for name, text in parts:
             places.setdefault(name, {}).setdefault(text, []).append(path.name)
     drifted = {name: [*texts.values()] for name, texts in places.items() if len(texts) > 1}
     assert {*drifted} <= {"main()", "parse_args()"}, drifted
-    shared = [[*texts.values()][0] for name, texts in places.items() if "()" not in name]
-    assert len(shared) > 5 == len(SCRIPTS) and min(map(len, shared)) > 1
+    alone = [name for name, texts in places.items() if len([*texts.values()][0]) == 1]
+    assert len(SCRIPTS) == 5 and all("()" in name for name in alone), alone
+
+
+MOST = {"run_experiment": 8500, "run_zero_shot": 8600, "fit_model": 7700, "meta_analysis": 2700,
+        "contamination_test": 7400}  # tokens of code
+
+
+def size_of(path):
+    """Tokens, but comments, docstrings, line breaks and indents."""
+    with path.open("rb") as file:
+        kinds = [tokenize.tok_name[token.type] for token in tokenize.tokenize(file.readline)]
+    words = " ".join(kind for kind in kinds if kind not in ("COMMENT", "NL"))
+    # a string that is a whole statement, after ENCODING, NEWLINE, INDENT or DEDENT
+    words = re.sub(r"(?<=ODING|WLINE|NDENT|EDENT) STRING(?= NEWLINE)", "", words)
+    return len(re.findall(r"\b(?:NAME|NUMBER|STRING|OP)\b", words))
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="elsewhere an f-string is many tokens")
+def test_code_stays_small():
+    sizes = {path.stem: size_of(path) for path in SCRIPTS}
+    grown = [name for name in sizes if sizes[name] > MOST[name]]
+    assert not grown, sizes
+    assert sum(map(size_of, ROOT.glob("tests/*.py"))) <= 43000
 
 
 COMMANDS = [*dict.fromkeys(commands())]

@@ -12,7 +12,6 @@ is drawn at random: there are as many names, but they say nothing about their te
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ def train(flags):
     def shuffled(net, sample, arm):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        return pretraining_texts(net, SimpleNamespace(**{**vars(sample), "labels": labels}), arm)
+        return pretraining_texts(net, sample._replace(labels=labels), arm)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]
