@@ -680,7 +680,7 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
     --model bort                         | could not load model bort
     --csv absent.csv                     | No such file
     --device toaster                     | Expected one of cpu, cuda
-    --out /proc/rows.csv                 | /proc
+    --out /sys/rows.csv                  | /sys/
     --experiment my-answers              | -answers is for a flag that is not given
     --max-length 3 --with-answers        | 3
     --n 5 10 20 --subsamples 7 3         | one for each of --n
