@@ -471,6 +471,7 @@ class Sample(NamedTuple):  # what a row is computed from
 def sample_of(row, recipe, model, task):
     """The Sample of a planned row, without the other texts of the task."""
     split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    check_size(row, len(task.classes), [len(numbers) for numbers in split.values()])
     texts, labels = {}, {}
     for name, numbers in split.items():
         texts[name] = [task.texts[number] for number in numbers]
@@ -491,6 +492,16 @@ def split_rows(labels, m, n, subsample):
     rest = np.delete(np.arange(len(labels)), train)
     rest = np.random.RandomState(seed).permutation(rest)
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
+
+
+def check_size(row, K, sizes):
+    """Refuse a draw whose sets would silently be smaller than m, of K classes, and n."""
+    m, n = row["m"], row["n"]
+    if K < 2 or m < K or sizes != [m // K * K, n, n]:
+        raise ValueError(
+            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
+            f"m = {m} takes equally many texts of each of {K} classes, at least 1 of 2 classes, "
+            f"and n = {n} takes two sets of others. Draw {row['subsample']} has sets of {sizes}")
 
 
 def check_names(tokenizer, classes, names):
@@ -569,6 +580,7 @@ def plan(args, models, tasks, recipe_for):
             if key not in known:
                 known[key] = hashes
                 left.append((row, recipe, model, task))
+                sample_of(*left[-1])  # refuses a small task before the first draw
             elif known[key] != hashes:
                 raise ValueError(
                     f"{args.out}, or this run, has {' '.join(key)} with other texts, settings or "
@@ -728,7 +740,7 @@ def append_row(out, row):
 # --- shared: tasks ---
 def load_tasks(registered, default, args, own_flags):
     """{name: Task} of one's own file or Hub data set, which these flags describe, and of entries of
-    tasks.json ("all": the paper's). Each is large enough."""
+    tasks.json ("all": the paper's)."""
     own = {flag: vars(args)[flag] for flag in own_flags.split() if vars(args)[flag]}
     entries, names = {}, args.tasks or default
     if args.own:
@@ -745,8 +757,10 @@ def load_tasks(registered, default, args, own_flags):
             entries[name] = spec
     tasks = {}
     for name, spec in entries.items():
-        tasks[name] = load_task(name, spec)
-        check_size(name, tasks[name], args.m, max(args.n))
+        task = tasks[name] = load_task(name, spec)
+        counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+        print(f"task {name} from {task.source}: {len(task.texts)} texts, {len(counts)} classes: "
+              f"{counts!s:.300}")
     return tasks
 
 
@@ -763,19 +777,6 @@ def first_of(sources, read, name):
         except Exception as error:
             reasons.append(brief(error))
     raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
-
-
-def check_size(name, task, ms, n):
-    """Print the size of a task. Refuse one whose sets would silently be smaller than m and n."""
-    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-    K = len(counts)
-    each = max(ms) // max(1, K)
-    print(f"task {name} from {task.source}: {len(task.texts)} texts, {K} classes: {counts!s:.300}")
-    if K < 2 or min(ms) < K or min(counts.values()) < each or len(task.texts) < K * each + 2 * n:
-        raise ValueError(
-            f"{name} is too small. Use another --m or --n, or merge or drop rare classes: m = {ms} "
-            f"takes 1 text of each class at least, here up to {each}, and n takes {2 * n} others. "
-            f"There are {counts}")
 
 
 def read_task(name, spec, source):
