@@ -122,11 +122,9 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     assert (rows < len(ids)) == (kind in PACKED)
 
 
-@pytest.mark.parametrize("kind, limit", [
-    ("bert", "max_position_embeddings"), ("mpt", "max_seq_len"),
-    ("roberta", "max_position_embeddings")])  # begins at pad + 1
-def test_the_longest_text_fits(script, load, kind, limit):
-    folder, net = load(kind, **{limit: 40})
+@pytest.mark.parametrize("kind", ["bert", "roberta"])  # which begins at pad + 1
+def test_the_longest_text_fits(script, load, kind):
+    folder, net = load(kind, max_position_embeddings=40)
     model, args = script.find_model(str(folder), script.load_registry()), script.parse_args([])
     task = SimpleNamespace(spec={})
     recipe = script.recipe_of(script.load_registry()["models"], args, model, task)
@@ -297,12 +295,10 @@ def test_nothing_learned_is_no_bias(script, run, benchmark_csv, monkeypatch, fla
 @pytest.mark.parametrize("names, words", [
     ("👍 👎", "class '👍' is"), ("Good good", "class 'Good' is"), ("cafe café", "class 'cafe' is"),
     ("[MASK] a", "class '[MASK]' is")])
-def test_names_that_cannot_be_learned_are_refused_before_training(
-        refused, script, monkeypatch, names, words):
+def test_names_that_cannot_be_learned_are_refused(refused, names, words):
     """The tokenizer knows no emoji, upper case or accents."""
     lines = [f"{chr(97 + k % 26)} b,{names.split()[k % 2]}" for k in range(60)]
     Path("mine.csv").write_text("\n".join(["text,label", *lines]))
-    monkeypatch.setattr(script, "train", None)
     refused(words, "--csv mine.csv --with-answers --m 4 --n 9")
 
 
@@ -361,7 +357,7 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         (line,) = re.findall(rf"topics draw {k} (.*) \d+ s, {k} of 2, about 0 minutes", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == scores
         assert re.search(rf"pretrain: 1 train: 2 learning_rates: pretrain: 0.01 [^,'\"]*"
-                         rf"torch {torch.__version__} transformers [\d.]+ script \w{{12}}$",
+                         rf"torch {re.escape(torch.__version__)} transformers [\d.]+ script \w{{12}}$",
                          row["versions"])
     assert "0 rows are in results.csv, 2 draws are left" in out
     assert out.endswith(f"rows: {Path.cwd()}/results.csv\nnext: python fit_model.py results.csv\n")

@@ -169,14 +169,6 @@ def test_a_file_is_read_as_it_was_written(own, number):
     assert task.classes == ["01", "1", "20"] and "left" not in line
 
 
-@pytest.mark.parametrize("name, content, lines", [
-    ("a.csv", 'text,label\n\n"a\nb",x\r\nc,y\n,\n"""e""",', [4, 5, 6, 7]),
-    ("a.TAB", '\ufefftext\tlabel\na "b\tc\n"d\tx\ne" f\tg', [2, 3, 4])])
-def test_rows_know_the_lines_at_which_they_end(script, empty_folder, name, content, lines):
-    Path(name).write_bytes(content.encode())
-    assert [line for line, _ in script.read_rows(Path(name))] == lines
-
-
 @pytest.mark.parametrize("end, words", [
     ('a screen of 15"', "1 of 56 rows span lines"),
     ('he called it "good"', "ends in line 15: .* double the quote marks"),
@@ -239,33 +231,27 @@ def test_classes_have_the_order_of_strings_or_of_numbers(own, kind, labels, clas
 
 
 def test_labels_that_look_the_same_are_one(own):
-    looks = {"café": "café", "cafe\u0301": "café", "tea": "tea", " tea ": "tea", "no  tea": "no tea",
-             2: "2", "2": "2"}
-    rows = [{"text": text_of(i), "label": label} for i, label in enumerate([*looks] * 3)]
-    task, _ = own("mine.json", json.dumps(rows), "--m 4")
-    assert [name for _, name in cells_of(task)] == [*looks.values()] * 3
+    looks = ["caf\u00e9", "cafe\u0301", "no  tea ", "no tea", 2, "2"] * 2
+    rows = [{"text": text_of(number), "label": label} for number, label in enumerate(looks)]
+    task, _ = own("mine.json", json.dumps(rows))
+    assert task.classes == ["2", "caf\u00e9", "no tea"]
+    assert task.labels.tolist() == [1, 1, 2, 2, 0, 0] * 2
+
+
+KEPT = ["a word,a", "new,b", "7,a", "8,b", "新 1,a", "caf\u00e9,a", "\ud55c,b", "X!,b", "ที่ดี,a", "ทุดู,b",
+        "good 😀,a", "good 😡,b"]
+LEFT_OUT = ["x,", "y, ", "z,\t", " ,b", " , ", " A WORD!,b", "a-word 2.,a", "新,b", "cafe\u0301,b",
+            "\u1112\u1161\u11ab,b", "NEW,a"]
 
 
 def test_repeated_texts_are_read_once(own, script):
-    """Else a test text could stand, with its label, in train. Letters with accents are one sign
-    (NFC) or two (NFD). A label of blanks is none."""
-    repeats = [f" {text_of(i).upper()} ,{'ab'[i % 2]}" for i in range(15)]
-    repeats += ["text-d. 7,a", "TEXT E!,b", "tex te,b"]
-    forms = ["caf\u00e9,a", "cafe\u0301,b", "\ud55c,b", "\u1112\u1161\u11ab,b"]
-    content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", *forms,
-                    "x,", "y, ", "z,\t", " ,b", " , ", "X!,b")
-    task, line = own("mine.csv", content, "--m 4 --n 6")
-    assert task.texts == [
-        *[text_of(i) for i in range(20)], "new", "7", "8", "新 1", "caf\u00e9", "\ud55c", "X!"]
-    assert task.classes == ["a", "b"]
-    assert "left out of mine: 26 rows" in line
-    assert task.labels.tolist() == [0, 1] * 10 + [1, 0, 1, 0, 0, 1, 1], "the first stays"
-    scripts = ["ที่ดี", "ทุดู", "good 😀", "good 😡"]
-    others = pd.DataFrame({"text": scripts, "label": [*"abab"]})
-    assert own("others.parquet", others)[0].texts == scripts
-    own("mine.csv", content)
+    """Else a test text could stand, with its label, in train. The first stays. Letters with accents
+    are one sign (NFC) or two (NFD). A label of blanks is none."""
+    task, line = own("mine.csv", "\n".join(["text,label", *KEPT, *LEFT_OUT]))
+    assert [",".join(cells) for cells in cells_of(task)] == KEPT
+    assert "left out of mine: 11 rows" in line
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
-    assert len(task.texts) == 48, "of tasks.json all rows stay"
+    assert len(task.texts) == len(KEPT) + 6, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
     for wrong in ({"classes": [*"ABC"]}, {"sources": []}):
         with pytest.raises(ValueError, match="named .'A', 'B', 'C'|load task mine: $"):
