@@ -238,8 +238,8 @@ def test_labels_that_look_the_same_are_one(own):
     assert task.labels.tolist() == [1, 1, 2, 2, 0, 0] * 2
 
 
-KEPT = ["a word,a", "new,b", "7,a", "8,b", "新 1,a", "caf\u00e9,a", "\ud55c,b", "X!,b", "ที่ดี,a", "ทุดู,b",
-        "good 😀,a", "good 😡,b"]
+KEPT = ["a word,a", "new,b", "7,a", "8,b", "新 1,a", "caf\u00e9,a", "\ud55c,b", "X!,b",
+        "ที่ดี,a", "ทุดู,b", "good 😀,a", "good 😡,b"]
 LEFT_OUT = ["x,", "y, ", "z,\t", " ,b", " , ", " A WORD!,b", "a-word 2.,a", "新,b", "cafe\u0301,b",
             "\u1112\u1161\u11ab,b", "NEW,a"]
 
@@ -259,7 +259,8 @@ def test_repeated_texts_are_read_once(own, script):
 
 
 def test_all_tasks_are_the_papers(script, monkeypatch):
-    monkeypatch.setattr(script, "load_task", Mock(return_value=script.Task([], [0], [], "", "", {})))
+    task = script.Task([], [0], [], "", "", {})
+    monkeypatch.setattr(script, "load_task", lambda *_: task)
     tasks = script.load_tasks(TASKS, [], script.parse_args(["--tasks", "all"]), "")
     assert {*tasks} == {*fake_hub.TASKS}
 
