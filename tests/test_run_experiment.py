@@ -409,15 +409,15 @@ def test_rows_of_older_versions_are_reproduced_and_go_on(script, said):
 
 
 @pytest.mark.parametrize("name, expected", [
-    ("run_experiment", [["bbc_news", "reuters"], [50], [200], [40]]),
-    ("run_zero_shot", [["bbc_news"], [100], [30], [2]])])
+    ("run_experiment", "bbc_news reuters [50] [200] [40]"),
+    ("run_zero_shot", "bbc_news [100] [30] [2]")])
 def test_the_defaults(name, expected, monkeypatch):
     """Tasks, m, n, draws."""
     script, load = load_script(name), Mock(side_effect=ValueError("asked"))
     monkeypatch.setattr(script, "load_tasks", load)
     assert end_of(script.main) == "error: asked"
     _, tasks, args, _ = load.call_args.args
-    assert [tasks, args.m, args.n, args.subsamples] == expected
+    assert " ".join(map(str, [*tasks, args.m, args.n, args.subsamples])) == expected
 
 
 # Going on
@@ -720,7 +720,7 @@ def edit_json(key, value, **others):
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
     (lambda folder: os.truncate(folder / "model.safetensors", 9000), "SafetensorError"),
-    (edit_json("num_hidden_layers", 3), "layer.2"), (edit_json("model_type", "t5"), "T5Config")])
+    (edit_json("num_hidden_layers", 3), "layer.2")])
 def test_a_model_that_cannot_be_used(refused, model_dir, edit, words):
     folder = model_dir("bert")
     edit(folder)
