@@ -339,12 +339,11 @@ def test_show_prompts(zero, byte_model, run, capsys):
     assert out.count("rain again\n### Answer:\n") == 1
 
 
-@pytest.mark.parametrize("text, classes, typed, words", [
-    ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", "👍👎", "", "rename")])
-def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
+@pytest.mark.parametrize("text, classes, words", [
+    ("ខ្ញុំ a b", "ab", "does not know 2"), ("mail", "👍👎", "rename")])
+def test_a_mistake_ends_in_one_line_without_a_row(text, classes, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
-    message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
+    message, rows = run(model_dir("llama"), "--csv mail.csv")
     assert message.startswith("error: ") and words in message and not rows
 
 
