@@ -353,7 +353,7 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         known = f"few-shot tiny-bert topics 30 20 {k} 3".split()
         assert [*row.values()][:7] == known and all(row.values())
         scores = [float(row[f"acc_{arm}"]) for arm in ("base", "extra", "test")]
-        (line,) = re.findall(rf"topics draw {k} (.*) \d+ s, {k} of 2, about 0 minutes", out)
+        (line,) = re.findall(rf"topics draw {k} (base .* unseen .* seen \S+) ", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == scores
         assert not re.search("[,'\"]", row["versions"]), "a plain cell"
         assert re.search(r" epochs: pretrain: 1 train: 2 .* script \w{12}$", row["versions"])
@@ -367,6 +367,11 @@ def test_a_run_writes_rows(run, script, monkeypatch):
     *before, row = rows_of()
     assert before == rows and [row["seed"], row["split"]] == ["1", rows[0]["split"]]
     assert row["loss_extra"] != rows[0]["loss_extra"]
+
+
+def test_a_bert_may_be_causal(script, model_dir):
+    folder = model_dir("bert", transformers.BertLMHeadModel, is_decoder=True)
+    assert script.find_model(str(folder), script.load_registry()).objective == "clm"
 
 
 def test_scores_by_hand(script):
@@ -668,7 +673,8 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
     --csv absent.csv                     | No such file
     --device toaster                     | Expected one of cpu, cuda
     --out /sys/rows.csv                  | /sys/
-    --experiment my-answers              | -answers is for a flag that is not given
+    --experiment my-answers              | my-answers:
+    --experiment my-labeled-read         | my-labeled-read:
     --n 5 10 20 --subsamples 7 3         | one for each of --n
     --m 3 30 9 --n 5 300 7               | topics is too small
     --tasks imdb --csv imdb.csv          | two tasks have one name: imdb
