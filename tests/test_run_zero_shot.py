@@ -145,7 +145,7 @@ def test_prompts_scored_together_score_as_alone(kind, changes, zero, load, monke
 
 
 def recipe_with(zero, typed, task="ag_news", weights=""):
-    entry = SimpleNamespace(classes=CLASSES, spec=zero.load_registry()["tasks"][task])
+    entry = SimpleNamespace(classes=CLASSES, groups=None, spec=zero.load_registry()["tasks"][task])
     return recipe_of(zero, typed, entry, "mistral", "mistral", weights=weights)
 
 
