@@ -12,6 +12,7 @@ is drawn at random: there are as many names, but they say nothing about their te
 import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -29,10 +30,11 @@ def train(flags):
     script = load_script("run_experiment")
     pretraining_texts = script.pretraining_texts
 
-    def shuffled(net, sample, arm):
+    def shuffled(net, sample, arm, others):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        return pretraining_texts(net, sample._replace(labels=labels), arm)
+        return pretraining_texts(net, SimpleNamespace(**{**vars(sample), "labels": labels}), arm,
+                                 others)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]

@@ -12,6 +12,7 @@ and `test`, of which neither has read a text. The true bias is 0.
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -37,10 +38,11 @@ def run_placebo(flags):
             sample.labels[name] = task.labels[numbers]
         return sample
 
-    def other_texts(net, sample, arm):
-        texts = {**sample.texts, arm: sample.texts[OTHER[arm]]}
-        labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
-        return pretraining_texts(net, sample._replace(texts=texts, labels=labels), arm)
+    def other_texts(net, sample, arm, others):
+        changed = SimpleNamespace(**vars(sample))
+        changed.texts = {**sample.texts, arm: sample.texts[OTHER[arm]]}
+        changed.labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
+        return pretraining_texts(net, changed, arm, others)
 
     script.sample_of, script.pretraining_texts = draw_four, other_texts
     script.main([*flags, "--workers", "1", "--experiment", "placebo"])
