@@ -606,8 +606,6 @@ def test_dask_workers_make_rows_and_may_die(run, refused, cluster):
     typed, file, left = f"--subsamples 8 --dask {address}", Path("results.csv"), []
     run("--subsamples 8 --out local.csv")
     assert run(f"{typed} --out quiet.csv")[0] is None
-    refused("the loss of arm extra", f"{typed} --seed 1 --pretrain-lr 1e30")
-    assert not run.err, "what the scheduler says is not for the user"
 
     def kill():
         wait_for_rows(1, file)
@@ -622,6 +620,8 @@ def test_dask_workers_make_rows_and_may_die(run, refused, cluster):
     assert left[0] > 0 and worker.wait() < 0 and last.pid in makers(rows)
     assert makers(quiet) == {worker.pid, last.pid}
     assert comparable(rows) == comparable(quiet) == comparable(rows_of("local.csv"))
+    refused("the loss of arm extra", f"{typed} --seed 1 --pretrain-lr 1e30")
+    assert not run.err, "what the scheduler says is not for the user"
     last.kill()
     last.wait()
     threading.Timer(2, scheduler.kill).start()
