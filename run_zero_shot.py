@@ -568,6 +568,8 @@ ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
 def plan(args, models, tasks, recipe_for):
     """What sample_of takes, for each row that is asked for and not in the results file.
     recipe_for(model, task): a recipe."""
+    if len(args.subsamples) not in (1, len(args.n)):
+        raise ValueError(f"--subsamples {args.subsamples}: give one number, or one for each of --n")
     known, left = finished_rows(args.out), []
     draws = zip(args.n, itertools.cycle(args.subsamples))
     for model, (n, count), m in itertools.product(models, draws, args.m):
@@ -598,11 +600,12 @@ def run_all(left, run, args):
     pool, threads = open_pool(left, args)
     jobs = (joblib.delayed(run_job)(run, args.device, threads, sample_of(*planned))
             for planned in left)
+    size = None  # of the results file at our last look
     with pool, tqdm(total=len(left), unit="draw", disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
         rows = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs)
         for number, row in enumerate(rows, 1):
-            append_row(args.out, row)
+            size = append_row(args.out, row, size)
             minutes = (len(left) - number) * row["seconds"] / joblib.effective_n_jobs(None) / 60
             # these scores are on one set; fit_model.py takes the mean over both
             bar.write(f"{row['task']} draw {row['subsample']} base {row['acc_base']:.3f} unseen "
@@ -627,12 +630,12 @@ def open_pool(left, args):
 
         distributed.Client(args.dask).upload_file(__file__)
         return joblib.parallel_config("dask"), 1
-    cores = joblib.cpu_count()
-    small = args.device == "cpu" and all(model.size < SMALL for _, _, model, _ in left)
+    device, cores = choose_device(args.device), joblib.cpu_count()
+    small = device == "cpu" and all(model.size < SMALL for _, _, model, _ in left)
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
         workers = 1
-    print(f"device {args.device}, {args.precision}, workers: {workers}")
+    print(f"device {device}, {args.precision}, workers: {workers}")
     pool = joblib.parallel_config("loky", n_jobs=workers, initializer=signal.signal,
                                   initargs=(signal.SIGINT, signal.SIG_IGN))
     return pool, 1 if small else cores // workers or 1
@@ -644,7 +647,12 @@ def run_job(run, device, threads, sample):
     sample.row["versions"] = (f"{settings} torch {torch.__version__} "
                               f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
-        return run(sample, device, threads)
+        return run(sample, choose_device(device), threads)
+
+
+def choose_device(name):
+    """A worker of a cluster has devices of its own."""
+    return str(torch.accelerator.current_accelerator(True) or "cpu") if name == "auto" else name
 
 
 def complete_names(args, endings):
@@ -661,11 +669,15 @@ def complete_names(args, endings):
     args.out = args.out or Path(f"{args.own}_results.csv" if args.own else "results.csv")
 
 
-def whole(text):
-    number = int(text)
-    if number < 1:
+def above_zero(text, kind=float):
+    number = kind(text)
+    if not 0 < number < math.inf:
         raise ValueError
     return number
+
+
+def whole(text):
+    return above_zero(text, int)
 
 
 def add_shared_flags(parser):
@@ -683,8 +695,7 @@ def add_shared_flags(parser):
     add("--split", help="split of --hub; default train")
     add("--seed", type=int, default=0, help="of training, not of draws; default 0")
     add = parser.add_argument_group("machine and output").add_argument
-    add("--device", default=str(torch.accelerator.current_accelerator(True) or "cpu"),
-        help="cpu, cuda, cuda:1 or mps; default %(default)s")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 or mps; default auto")
     add("--precision", default="float32", choices=PRECISIONS, help="default float32")
     add("--workers", type=whole, help="processes; default 1; up to 4 for small models on a CPU")
     add("--dask", help="a Dask scheduler, such as tcp://10.0.0.1:8786; default none")
@@ -720,20 +731,23 @@ def finished_rows(out):
     return rows
 
 
-def append_row(out, row):
-    """Append a whole line, below a header. Another run that writes, too, may have been faster."""
+def append_row(out, row, size):
+    """Append a whole line, below a header. If the file has not the size of our last look, another
+    run writes, too, and may have been faster. Returns the size."""
     with lock_of(out), open(out, "a", encoding="utf-8", newline="") as file:
-        if key_of(row) in finished_rows(out):
-            return
+        begin = file.tell()
+        if begin != size and key_of(row) in finished_rows(out):
+            return begin
         for name in ("split", "data", "recipe"):
             # a spreadsheet would take a hash of digits for a number, and round it
             row[name] = re.sub(r"^\d+(e\d+)?$", r"x\g<0>", row[name])
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if file.tell() == 0:
+        if begin == 0:
             writer.writeheader()
         elif not out.read_bytes().endswith(b"\n"):  # cut short, or saved by a spreadsheet
             file.write("\n")
         writer.writerow(row)
+        return file.tell()
 # --- end shared ---
 
 
@@ -858,8 +872,8 @@ def read_hub(entry):
         options["streaming"] = True  # files here are not cached: they may be replaced
     data = datasets.load_dataset(hub, **options)
     rows = [*data.select_columns([*entry["text"], label])]
-    names = getattr((data.features or {}).get(label), "names", [])
-    if names:
+    names = getattr((data.features or {}).get(label), "names", entry.get("labels", []))
+    if str in map(type, names):
         name_of = {**dict(enumerate(names)), -1: None}
         rows = [row | {label: name_of.get(row[label], row[label])} for row in rows]
     return [*enumerate(rows, 1)], names
@@ -1089,7 +1103,7 @@ def parse_args(argv):
     add("--quantize", default="none", choices=("none", "nf4"), help="nf4: 4-bit weights, "
         "in bf16 unless --precision is fp16, as older GPUs, such as a T4, need; default none")
     add("--pretrain-epochs", type=whole, default=EPOCHS, help="default %(default)s")
-    add("--pretrain-lr", type=float, default=LEARNING_RATE, help="peak; default %(default)s")
+    add("--pretrain-lr", type=above_zero, default=LEARNING_RATE, help="peak; default %(default)s")
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
     add("--max-length", type=whole, help="most tokens of a prompt; default the model's")
     args = parser.parse_args(argv)
