@@ -88,7 +88,8 @@ def check(only_seen, only_unseen, n, K, half):
     for s in range(5):
         table = {"task": np.repeat(np.arange(len(K)), K), "n": n, "arms": "crossed", "m": 50,
                  "subsample": np.arange(sum(K)), "experiment": "", "model": "",
-                 "acc_base": 0.4, "acc_base_on_extra": 0.4, "item_variance_boost": np.nan}
+                 "acc_base": 0.4, "acc_base_on_extra": 0.4,
+                 "item_variance_boost": np.nan, "bias_se": np.nan, "bias_df": np.nan}
         arms = ("extra", "test")
         for place, ending in enumerate(("", "_on_extra")):
             pair = []

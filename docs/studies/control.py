@@ -28,10 +28,11 @@ def train(flags):
     script = load_script("run_experiment")
     pretraining_texts = script.pretraining_texts
 
-    def shuffled(net, sample, arm):
+    def shuffled(net, sample, arm, others):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        return pretraining_texts(net, SimpleNamespace(**{**vars(sample), "labels": labels}), arm)
+        mixed = SimpleNamespace(**{**vars(sample), "labels": labels})
+        return pretraining_texts(net, mixed, arm, others)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]
@@ -55,7 +56,7 @@ def tell_labels(rows, experiment):
     bias = rows.set_index(["task", "subsample", "experiment"])["bias"].unstack()
     added = (bias[experiment] - bias["few-shot"]).dropna().groupby("task").agg(
         ["mean", "var", "size"])
-    tasks = pd.DataFrame({"subsamples": added["size"], "text_variance": 0.0,
+    tasks = pd.DataFrame({"df": added["size"] - 1, "text_variance": 0.0,
                           "spread_variance": added["var"] / added["size"]})
     for task in tasks.index:
         half = script.interval(tasks.loc[[task]])[2]

@@ -98,12 +98,11 @@ def summary():
     for name, audit in pd.read_csv(AUDITS).groupby("experiment"):
         epochs = name.split("-")[1]
         form = name.replace(f"-{epochs}", "")  # packed-3-answers is packed-answers
-        rows = results[results["experiment"] == name].assign(arms="crossed")
-        units = fit.add_effects(rows).assign(item_variance_boost=float("nan"))
+        effects = fit.effects_table(results[results["experiment"] == name])
+        bias = effects[effects["effect"] == "bias"].iloc[0]
         line = {"form": form, "epochs": int(epochs), "audited": len(audit),
-                "subsamples": len(rows),
-                **units.groupby("task").mean(numeric_only=True).iloc[0]}
-        line["half"] = fit.interval(fit.shares_of(units, "bias"))[2]
+                "subsamples": bias.subsamples, **bias[["base", "unseen", "seen"]] / 100,
+                "bias": bias.estimate, "half": bias.half}
         detectors = contam.detectors_of(audit)
         for detector in contam.DETECTORS:
             line[detector] = detectors.loc[detector, "crossed"]
