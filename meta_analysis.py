@@ -236,6 +236,7 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
+REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
@@ -280,9 +281,10 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     rows = rows.replace("", np.nan)
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
+    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", "bias_se", "bias_df",
+               *shares]
     numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *numbers]:
+    for name in [*RUN[:3], "versions", *REASONS, *numbers]:
         rows[name] = rows.get(name, np.nan)
         empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
         if name in numbers:
@@ -290,7 +292,9 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         refuse(rows, rows[name].isna() & (~empty | (name in needed)),
                f"column {name} is missing, empty or not like 0.5")
         if name in shares and metric in POINTS:
-            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+            # of held-out halves `extra` is estimated
+            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_df.isna(),
+                   f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)

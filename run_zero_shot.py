@@ -47,7 +47,6 @@ import threading
 import time
 import unicodedata
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -423,10 +422,9 @@ def check_scores(net, tokenizer, near):
     if not output.get("past_key_values"):
         raise ValueError("it keeps no cache of a prompt")
     scored = score_classes(net, tokenizer, prompts, classes).flatten()
-    if not np.isfinite(expected).all():
-        raise ValueError("its logits are not finite: they overflow, or its weights hold a nan")
     if not np.allclose(scored, expected, near, 1e-3):
-        raise ValueError("its scores change in a batch or a cache: not causal, or too imprecise")
+        raise ValueError("its scores change in a batch or a cache, or are not finite: it is not "
+                         "causal, or too imprecise, or its weights hold a nan")
 
 
 # --- Settings ---
@@ -473,6 +471,7 @@ class Sample(NamedTuple):  # what a row is computed from
 def sample_of(row, recipe, model, task):
     """The Sample of a planned row, without the other texts of the task."""
     split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
+    check_size(row, len(task.classes), [len(numbers) for numbers in split.values()])
     texts, labels = {}, {}
     for name, numbers in split.items():
         texts[name] = [task.texts[number] for number in numbers]
@@ -495,6 +494,16 @@ def split_rows(labels, m, n, subsample):
     return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
 
 
+def check_size(row, K, sizes):
+    """Refuse a draw whose sets would silently be smaller than m, of K classes, and n."""
+    m, n = row["m"], row["n"]
+    if K < 2 or m < K or sizes != [m // K * K, n, n]:
+        raise ValueError(
+            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
+            f"m = {m} takes equally many texts of each of {K} classes, at least 1 of 2 classes, "
+            f"and n = {n} takes two sets of others. Draw {row['subsample']} has sets of {sizes}")
+
+
 def check_names(tokenizer, classes, names):
     """Refuse class names, given also as token ids, that a model cannot learn or tell apart."""
     for name, ids in zip(classes, names):
@@ -513,8 +522,7 @@ def short_hash(*parts):
 
 # --- shared: scores ---
 ARMS = ("base", "extra", "test")
-METRICS = ("acc", "f1", "nll")
-SCORES = [f"{metric}_{arm}" for metric in METRICS for arm in ARMS]
+SCORES = [f"{metric}_{arm}" for metric in ("acc", "f1", "nll") for arm in ARMS]
 COLUMNS = [*"experiment model task m n subsample num_classes majority".split(), *SCORES,
            *[f"{name}_on_extra" for name in SCORES], "discordant", "discordant_on_extra",
            *"loss_extra loss_test seed seconds split data recipe versions".split()]
@@ -526,12 +534,11 @@ def add_scores(row, predictions, labels):
         right = {}
         for arm in ARMS:
             log_p = predictions[arm][name]
-            scores = scores_of(log_p, labels[name])
-            if not math.isfinite(scores["nll"] + row.get(f"loss_{arm}", 0)):
+            for metric, score in scores_of(log_p, labels[name]).items():
+                row[f"{metric}_{arm}{ending}"] = score
+            if not math.isfinite(score + row.get(f"loss_{arm}", 0)):  # nll is the last score
                 raise ValueError(f"{row['task']}: the loss of arm {arm} is not finite: use a lower "
                                  "learning rate, or --precision float32")
-            for metric in METRICS:
-                row[f"{metric}_{arm}{ending}"] = scores[metric]
             right[arm] = log_p.argmax(1) == labels[name]
         row[f"discordant{ending}"] = np.mean(right["extra"] != right["test"])
 
@@ -575,6 +582,7 @@ def plan(args, models, tasks, recipe_for):
             if key not in known:
                 known[key] = hashes
                 left.append((row, recipe, model, task))
+                sample_of(*left[-1])  # refuses a small task before the first draw
             elif known[key] != hashes:
                 raise ValueError(
                     f"{args.out}, or this run, has {' '.join(key)} with other texts, settings or "
@@ -586,25 +594,23 @@ def plan(args, models, tasks, recipe_for):
 def run_all(left, run, args):
     """Compute the rows that are left: run(sample, device, threads) returns one. Write each as soon
     as it is there."""
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(args.out):  # fails now, not after the first draw
+    with lock_of(args.out):  # makes its folder, and fails now, not after the first draw
         if args.out.exists():
             args.out.open("ab").close()
-    pool, device, threads = open_pool(left, args)
-    jobs = (joblib.delayed(run_job)(run, device, threads, sample_of(*planned)) for planned in left)
-    started, size = time.time(), None
+    pool, threads = open_pool(left, args)
+    jobs = (joblib.delayed(run_job)(run, args.device, threads, sample_of(*planned))
+            for planned in left)
+    size = None  # of the results file at our last look
     with pool, tqdm(total=len(left), unit="draw", disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
-        for row in joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs):
-            if size is None:
-                rounds = len(left) / joblib.effective_n_jobs(None)
-                end = time.ctime(started + rounds * (time.time() - started))
-                bar.write(f"the last of {len(left)} draws should end on {end}")
+        rows = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs)
+        for number, row in enumerate(rows, 1):
             size = append_row(args.out, row, size)
-            base, unseen, seen = [(row[f"acc_{one}"] + row[f"acc_{other}_on_extra"]) / 2
-                                  for one, other in zip(ARMS, ("base", "test", "extra"))]
-            bar.write(f"{row['task']} draw {row['subsample']} base {base:.3f} unseen {unseen:.3f} "
-                      f"seen {seen:.3f} {row['seconds']:.0f} s")
+            minutes = (len(left) - number) * row["seconds"] / joblib.effective_n_jobs(None) / 60
+            # these scores are on one set; fit_model.py takes the mean over both
+            bar.write(f"{row['task']} draw {row['subsample']} base {row['acc_base']:.3f} unseen "
+                      f"{row['acc_extra']:.3f} seen {row['acc_test']:.3f} {row['seconds']:.0f} s, "
+                      f"{number} of {len(left)}, about {minutes:.0f} minutes to go")
             sys.stdout.flush()  # into the log of nohup
             bar.update()
     print(f"rows: {args.out.resolve()}\nnext: python fit_model.py {args.out}")
@@ -618,12 +624,12 @@ def keep_clock(bar):
 
 
 def open_pool(left, args):
-    """(joblib's setting of a Dask cluster or of this machine, device, threads of a process)."""
+    """(joblib's setting of a Dask cluster or of this machine, threads of a process)."""
     if args.dask:
         import distributed
 
         distributed.Client(args.dask).upload_file(__file__)
-        return joblib.parallel_config("dask"), args.device, 1
+        return joblib.parallel_config("dask"), 1
     device, cores = choose_device(args.device), joblib.cpu_count()
     small = device == "cpu" and all(model.size < SMALL for _, _, model, _ in left)
     workers = args.workers or (min(4, cores) if small else 1)
@@ -632,7 +638,7 @@ def open_pool(left, args):
     print(f"device {device}, {args.precision}, workers: {workers}")
     pool = joblib.parallel_config("loky", n_jobs=workers, initializer=signal.signal,
                                   initargs=(signal.SIGINT, signal.SIG_IGN))
-    return pool, device, 1 if small else max(1, cores // workers)
+    return pool, 1 if small else cores // workers or 1
 
 
 def run_job(run, device, threads, sample):
@@ -645,22 +651,22 @@ def run_job(run, device, threads, sample):
 
 
 def choose_device(name):
+    """A worker of a cluster has devices of its own."""
     return str(torch.accelerator.current_accelerator(True) or "cpu") if name == "auto" else name
 
 
-def experiment_name(name, endings):
-    """The name with the ending of each flag that is given. endings: {ending: is it given?}."""
+def complete_names(args, endings):
+    """Let --experiment tell each flag that is given, and --out the name of one's own file, whose
+    rows do not join the demonstration's. endings: {pattern: is its flag given?}."""
     for ending, given in endings.items():
-        if given:
-            name = name.removesuffix(ending) + ending
-        elif ending in name:
-            raise ValueError(f"--experiment {name}: {ending} is for a flag that is not given")
-    return name
-
-
-def own_name(args):
-    """The name of one's own task, or ""."""
-    return args.csv.stem if args.csv else Path(args.hub or "").name
+        told = re.search(ending, args.experiment)
+        if told and not given:
+            raise ValueError(f"--experiment {args.experiment}: {told[0]} is for a flag that is "
+                             "not given")
+        if given and not told:
+            args.experiment += ending.rstrip("$")
+    args.own = args.csv.stem if args.csv else Path(args.hub or "").name
+    args.out = args.out or Path(f"{args.own}_results.csv" if args.own else "results.csv")
 
 
 def above_zero(text, kind=float):
@@ -748,16 +754,16 @@ def append_row(out, row, size):
 # --- shared: tasks ---
 def load_tasks(registered, default, args, own_flags):
     """{name: Task} of one's own file or Hub data set, which these flags describe, and of entries of
-    tasks.json ("all": the paper's). Each is large enough."""
-    words = {flag: vars(args)[flag] for flag in own_flags.split() if vars(args)[flag]}
+    tasks.json ("all": the paper's)."""
+    own = {flag: vars(args)[flag] for flag in own_flags.split() if vars(args)[flag]}
     entries, names = {}, args.tasks or default
-    if args.csv or args.hub:
+    if args.own:
         names = args.tasks or []
         source = {"csv": args.csv} if args.csv else {"hub": args.hub}
-        entries[own_name(args)] = {"text": ["text"], "label": "label", "split": "train", **words,
-                                   "sources": [source], "own": True}
-    elif words:
-        raise ValueError(f"only for --csv and --hub: --{', --'.join(words)}")
+        entries[args.own] = {"text": ["text"], "label": "label", "split": "train", **own,
+                             "sources": [source], "own": True}
+    elif own:
+        raise ValueError(f"only for --csv and --hub: --{', --'.join(own)}")
     for name, spec in registered.items():
         if name in names or ("all" in names and spec.get("paper", "length_percentiles" in spec)):
             if name in entries:
@@ -765,8 +771,10 @@ def load_tasks(registered, default, args, own_flags):
             entries[name] = spec
     tasks = {}
     for name, spec in entries.items():
-        tasks[name] = load_task(name, spec)
-        check_size(name, tasks[name], args.m, max(args.n))
+        task = tasks[name] = load_task(name, spec)
+        counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
+        print(f"task {name} from {task.source}: {len(task.texts)} texts, {len(counts)} classes: "
+              f"{counts!s:.300}")
     return tasks
 
 
@@ -785,18 +793,6 @@ def first_of(sources, read, name):
     raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
 
 
-def check_size(name, task, ms, n):
-    """Print the size of a task. Refuse one whose sets would silently be smaller than m and n."""
-    counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-    K, each = len(counts), max(ms) // max(1, len(counts))
-    print(f"task {name} from {task.source}: {len(task.texts)} texts, {K} classes: {counts!s:.300}")
-    if K < 2 or min(ms) < K or min(counts.values()) < each or len(task.texts) < K * each + 2 * n:
-        raise ValueError(
-            f"{name} is too small. Use another --m or --n, or merge or drop rare classes: m = {ms} "
-            f"takes 1 text of each class at least, here up to {each}, and n takes {2 * n} others. "
-            f"There are {counts}")
-
-
 def read_task(name, spec, source):
     """The Task of an entry in tasks.json, or of one's own, from one of its sources. Of one's own,
     texts with the same letters are one: a twin in the other set would hide a bias."""
@@ -805,36 +801,29 @@ def read_task(name, spec, source):
         raise ValueError(f"column {entry['label']!r} is the --label, so it cannot be a --text, too")
     rows, names = read_hub(entry) if "hub" in entry else read_file(entry)
     filters = entry.get("filters", {})
-    texts, labels, seen, left_out = [], [], set(), Counter()
+    longest = filters.get("max_characters", math.inf)
+    texts, labels, seen = [], [], set()
     for line, row in rows:
         text, label = cells_of(row, entry, line)
         if filters.get("strip"):
             text = text.strip()
-        twin = letters(text) if "own" in entry else len(texts)
-        if not text.strip():
-            left_out["without text"] += 1
-        elif not label:
-            left_out["without a label"] += 1
-        elif len(text) > filters.get("max_characters", math.inf):
-            left_out["too long"] += 1
-        elif twin in seen:
-            left_out["repeat an earlier text but for case, signs and digits"] += 1
-        else:
+        twin = letters(text) if "own" in entry else line
+        if text.strip() and label and len(text) <= longest and twin not in seen:
             seen.add(twin)
             texts.append(text)
             labels.append(label)
 
-    if left_out:
-        print(f"left out of {name}: {dict(left_out)}")
+    if len(texts) < len(rows):
+        print(f"left out of {name}: {len(rows) - len(texts)} rows without text or label, with one "
+              f"of over {longest} characters, or with the letters of an earlier one")
     numbers = {type(row[entry["label"]]) for _, row in rows} <= {int, float, type(None)}
     found = sorted({*labels}, key=float if numbers else str)
-    if names:  # which may also be of classes without texts
-        found = [name for name in map(class_name, names) if name in found]
-    expected = [*map(class_name, entry.get("labels", found))]
-    classes = entry.get("classes", expected)
-    if {*expected} != {*labels} or len(classes) != len(expected):
-        raise ValueError(f"labels {found[:6]}, expected {expected[:6]}, named {classes[:6]}")
-    codes = np.array([expected.index(label) for label in labels], dtype=int)
+    order = entry.get("labels") or names or found  # names may be of classes without texts, too
+    ordered = [label for label in map(class_name, order) if label in found]
+    classes = entry.get("classes", ordered)
+    if not len(found) == len(ordered) == len(classes):
+        raise ValueError(f"labels {found[:6]}, expected {order[:6]}, named {classes[:6]}")
+    codes = np.array([ordered.index(label) for label in labels], dtype=int)
     content = "".join(map("{}\x1f{}\x1e".format, codes, texts))
     return Task(texts, codes, classes, hashlib.sha256(content.encode()).hexdigest()[:12],
                 str([*source.values()][0]), spec)
@@ -940,13 +929,11 @@ def unpack_wheel(source):
 
 
 def read_rows(path, encoding="utf-8-sig"):
-    """[(line at which it ends, {column: cell})] of the rows of a CSV or TSV, or of the objects of a
-    JSON file."""
+    """[(line at which it ends, or number, {column: cell})] of the rows of a CSV or TSV, or of the
+    objects of a JSON file."""
     read = read_objects if "json" in path.suffix.lower() else read_cells
     try:
         return read(path.read_bytes().decode(encoding))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text (a spreadsheet? save it as CSV): {error}")
     except ValueError as error:
         raise ValueError(f"{path}: {error}")
 
@@ -955,26 +942,26 @@ def read_cells(text, quoting=csv.QUOTE_MINIMAL):
     """The rows of a CSV or TSV. Python's csv is strict where pandas guesses: about lone quote
     marks, and rows that are longer or shorter than the header."""
     csv.field_size_limit(10**9)
-    header = re.sub('"[^"]*"', "", text.partition("\n")[0])  # quoted names may hold commas
+    header = text.partition("\n")[0]
     mark = max("\t,;|", key=header.count)
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, quoting=quoting,
-                            skipinitialspace=f"{mark} " in header, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=quoting,
+                        skipinitialspace=f"{mark} " in header, strict=True)
+    rows, spanning = [], 0
     try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-        rows = []
-        for row in reader:
-            rows.append((reader.line_num, row))
-            if None in row or None in row.values():  # too many cells, or too few
-                raise csv.Error(f"the row that ends here has not {len(reader.fieldnames)} cells")
+        columns = [name.strip() for name in next(reader, [])]
+        for cells in filter(None, reader):
+            if len(cells) != len(columns):
+                raise csv.Error(f"{len(cells)} cells, but {len(columns)} columns")
+            rows.append((reader.line_num, dict(zip(columns, cells))))
+            spanning += "\n" in "".join(cells)
     except csv.Error as error:
         if mark == "\t" and quoting == csv.QUOTE_MINIMAL:  # a TSV may have no quotes at all
             return read_cells(text, csv.QUOTE_NONE)
-        raise ValueError(f"line {reader.line_num}: {error}. Put cells with {mark!r} in quotes, and "
-                         "double the quote marks in them")
-    named = [*filter(None, reader.fieldnames)]
+        raise ValueError(f"the row that ends in line {reader.line_num}: {error}. Put cells with "
+                         f"{mark!r} in quotes, and double the quote marks in them")
+    named = [*filter(None, columns)]
     if len({*named}) < len(named):
         raise ValueError(f"two columns have one name: {named}")
-    spanning = sum("\n" in "".join(row.values()) for _, row in rows)
     if spanning:  # a lone quote mark joins rows up to the next one
         print(f"{spanning} of {len(rows)} rows span lines. If your texts do not, double the quote "
               "marks in them")
@@ -982,15 +969,12 @@ def read_cells(text, quoting=csv.QUOTE_MINIMAL):
 
 
 def read_objects(text):
-    """The objects of JSON, which stand one after another or in an array."""
-    text, between = text.rstrip("], \t\r\n"), re.compile(r"[\s,\[\]]*")
-    rows, line, end = [], 1, 0
-    while end < len(text):
-        begin = end
-        row, end = json.JSONDecoder().raw_decode(text, between.match(text, begin).end())
-        line += text.count("\n", begin, end)
-        rows.append((line, row))
-    return rows
+    """The objects of JSON, one a line or otherwise one after another, or in an array; numbered."""
+    # a string in JSON holds no line break, so here an object ends and the next one begins
+    text = re.sub(r"\}(?=[^\S\n]*\n\s*\{)", "},", text.strip())
+    if not text.startswith("["):
+        text = f"[{text}]"
+    return [*enumerate(json.loads(text), 1)]
 # --- end shared ---
 
 
@@ -1034,8 +1018,6 @@ def read_model(name, registered, source):
     gguf = source.get("gguf")
     config = transformers.AutoConfig.from_pretrained(
         folder, gguf_file=gguf, trust_remote_code=False)
-    if config.is_encoder_decoder or (folder / "adapter_config.json").exists():
-        raise ValueError("an encoder-decoder, or an adapter that is not merged into its model")
     # BERT and others have models of both kinds: BertLMHeadModel is causal, XLMWithLMHeadModel not
     causal = (type(config) not in transformers.MODEL_FOR_MASKED_LM_MAPPING
               or re.search("CausalLM|(?<!With)LMHead", str(config.architectures)))
@@ -1044,9 +1026,8 @@ def read_model(name, registered, source):
     files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)})
     hashes = [(file.name, hashlib.file_digest(file.open("rb"), "sha256").hexdigest())
               for file in files]
-    longest = min(getattr(config, limit, None) or 10**6
-                  for limit in ("max_position_embeddings", "max_seq_len"))
-    print(f"model {name} from {[*source.values()][0]}: {entry.get('about', '')}".rstrip(": "))
+    longest = getattr(config, "max_position_embeddings", None) or 10**6
+    print(f"model {name} from {[*source.values()][0]} {entry.get('about', '')}")
     return Model(name, like, folder, gguf, registered[like]["objective"], short_hash(hashes),
                  sum(file.stat().st_size for file in files), longest)
 # --- end shared ---
@@ -1126,11 +1107,9 @@ def parse_args(argv):
     add("--batch-size", type=whole, help="prompts per step; default from tasks.json")
     add("--max-length", type=whole, help="most tokens of a prompt; default the model's")
     args = parser.parse_args(argv)
-    packed = "-packed" if args.pack > 1 else ""
-    args.experiment = experiment_name(
-        args.experiment or f"zero-shot{packed}", {"-answers": args.with_answers})
-    own = own_name(args)  # its rows do not join the demonstration's
-    args.out = args.out or Path(f"{own}_results.csv" if own else "results.csv")
+    if not args.experiment:
+        args.experiment = "zero-shot-packed" if args.pack > 1 else "zero-shot"
+    complete_names(args, {"-answers$": args.with_answers})
     # NF4 weights compute in half precision; the first line of a run says in which
     if args.quantize == "nf4" and args.precision == "float32":
         args.precision = "bf16"
@@ -1160,10 +1139,9 @@ def main(argv=()):
 
 if __name__ == "__main__":
     if "__file__" in globals():  # workers import its functions by this name
-        path = Path(__file__).resolve()
-        sys.path.insert(0, str(path.parent))
-        sys.modules.pop(path.stem, None)  # %run again: the text may have changed
-        importlib.import_module(path.stem).main(
+        name = Path(__file__).stem
+        sys.modules.pop(name, None)  # %run again: the text may have changed
+        importlib.import_module(name).main(
             [] if "kernel_launcher" in sys.argv[0] else sys.argv[1:])  # []: VS Code's window
     else:  # in a notebook, write flags into the list: ["--m", "50"]
         main([])

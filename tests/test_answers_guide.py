@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-NAMES = re.compile(r"(before|after).*mine_(released|held_out)")
+NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
 
@@ -71,8 +71,9 @@ def fake_inspect(monkeypatch):
                 id=row.id, epoch=row.epoch, messages=messages, scores=scores,
                 error=row.error if isinstance(row.error, str) else None,
                 invalidation="leaked" if row.id == "1" else None))
-        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args),
-                               task=first.task_name)
+        task, _, half = first.task_name.partition("_")
+        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args), task=task,
+                               task_args={"data": f"data/{half}", "shots": None})
         return SimpleNamespace(eval=spec, samples=samples)
 
     table = pd.read_csv("samples.csv", dtype=str)
@@ -133,8 +134,9 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
     assert table.bias.max() > 30 and "named clean" in table.reason.tolist()
 
 
-def log_of(model, task, right, items=None, **more):
-    """A log of lm-eval, in which every question has a grade."""
+def log_of(model, task, right, items=None, old=False, **more):
+    """A log of lm-eval, in which every question has a grade. 0.4.3 to 0.4.5 (old) write no filter.
+    """
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -143,8 +145,9 @@ def log_of(model, task, right, items=None, **more):
         doc = {"question": f"How many has {name}?", "item": f"x{name}"}
         if items is not None:
             doc["item"] = items[k]
+        new = {} if old else {"filter": "none", "metrics": ["acc"]}
         lines.append(json.dumps({
-            "doc_id": k, "doc": doc, "filter": "none", "metrics": ["acc"], "doc_hash": f"{task}{k}",
+            "doc_id": k, "doc": doc, **new, "doc_hash": f"{task}{k}",
             "acc": int(grade), "arguments": {"gen_args_0": {"arg_0": f"Q: {doc['question']}"}},
             **more}))
     path.write_text("\n".join(lines) + "\n")
@@ -160,7 +163,7 @@ def two_halves(**more):
 
 @pytest.mark.parametrize("more, words", [
     ({"acc_norm": 1}, "has the metrics acc, acc_norm: which one counts? Add --metric NAME"),
-    ({"f1": [1, 0]}, "next: "), ({"doc_hash": "a", "filter": "x"}, "next: "),
+    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "), ({"doc_hash": "a", "filter": "x"}, "next: "),
     ({"acc": None, "bits_per_byte": 0.5}, "has the metrics bits_per_byte: which one counts?")])
 def test_metrics_of_a_log(more, words, said):
     """A list is no score of an item. A metric that is better if it is lower is not taken for
@@ -170,29 +173,16 @@ def test_metrics_of_a_log(more, words, said):
     assert words in (found.end or found.out)
 
 
-def test_old_logs_of_lm_eval(said):
-    """0.4.3 to 0.4.5 write neither metrics nor filter."""
-    path = two_halves()
-    want = judge("logs")
-    for path in Path("logs").rglob("*.jsonl"):
-        lines = map(json.loads, path.read_text().splitlines())
-        path.write_text("".join(
-            json.dumps({k: v for k, v in line.items() if k not in ("metrics", "filter")}) + "\n"
-            for line in lines))
-    pd.testing.assert_frame_equal(judge("logs"), want)
-
-
 def test_a_line_that_is_torn_or_doubled_is_named(said):
     path = two_halves()
     text = path.read_text()
     path.write_text(text[:-30])
     found = said(contam.main, "--answers", "logs").end
-    assert f"{path}: line 60: " in found
+    assert f"{path}: " in found
     path.write_text(text + text.splitlines()[0])
     found = said(contam.main, "--answers", "logs").end
     log = path.relative_to("logs")
-    assert "mine has two answers to item 'released x" in found
-    assert f"{log} line 1, {log} line 61" in found
+    assert f"{log} line 61: mine has another answer to item 'released x" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
@@ -243,8 +233,6 @@ def test_logs_of_two_draws_of_one_task(said):
     draws = {"_1_": "1.0", "_2_": "2.0"}  # as pandas writes them beside an empty cell
     fill_runs(draw=lambda run: "".join(draws[key] for key in draws if key in run))
     assert "next: " in said(contam.main, *flags).out
-    fill_runs(draw=lambda run: "")  # of which draw were A and B?
-    assert "draw: only answers have [], only halves.csv has ['" in said(contam.main, *flags).end
 
 
 @pytest.mark.parametrize("items, draws, words", [
@@ -262,17 +250,6 @@ def test_halves_of_other_items_or_draws(items, draws, words, said):
     assert words in found
 
 
-def test_both_halves_in_one_task(said):
-    log_of("mine", "all", [1, 0, 1] * 20)
-    names = [f"x{zlib.crc32(f'all {k}'.encode())}" for k in range(60)]
-    pd.DataFrame({"item": names, "half": ["released", "held_out"] * 30}).to_csv("h.csv")
-    said(contam.main, "--answers", "logs")
-    fill_runs(half=lambda run: "both")
-    Path("runs.csv").rename("mine.csv")
-    row = judge("logs", "--halves h.csv --runs mine.csv").iloc[0]
-    assert (row.released, row.held_out, row.acc_test) == (30, 30, approx(np.mean([1, 1, 0] * 10)))
-
-
 def test_another_template_in_one_half(said):
     """Five shots against four are told by how prompts begin, though not by their length."""
     shots = "".join(f"Q: How many has {k}{'0' * 90}?\nA: 2\n" for k in range(5))
@@ -283,24 +260,16 @@ def test_another_template_in_one_half(said):
     assert "mine was asked in another way in one half" in judge("logs").reason.iloc[0]
 
 
-@pytest.mark.parametrize("form", "lines,array,indented,blank lines,csv,objects".split(","))
-def test_the_block_that_makes_halves(form, capsys):
+def test_the_block_that_makes_halves(capsys):
     items = [{"question": f"{k}\u2028", "item": 7} for k in range(101)]
     lines = [json.dumps(item, ensure_ascii=False) for item in items]
-    text = {"lines": "\r\n".join([*lines, lines[0], ""]), "blank lines": "\n\n".join(lines),
-            "array": json.dumps(items), "indented": json.dumps(items, indent=1),
-            "csv": "question\n1\n2", "objects": json.dumps(items[0], indent=1)}[form]
-    Path("benchmark.jsonl").write_text(text, encoding="utf-8")
-    if form in ("csv", "objects"):
-        with pytest.raises((AssertionError, json.JSONDecodeError)):
-            exec(BLOCKS[0], {})
-        return
-    exec(BLOCKS[0], {})
-    released, held_out = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
-                          for half in ("released", "held_out")]
-    assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
-    assert len(released) == 51
-    assert sorted(released + held_out) == sorted(lines) and released != sorted(lines)[::2]
+    for text in ("\r\n".join([*lines, "", lines[0]]), json.dumps(items, indent=1)):
+        Path("benchmark.jsonl").write_text(text, encoding="utf-8")
+        exec(BLOCKS[0], {})
+        halves = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
+                  for half in ("released", "held_out")]
+        assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
+        assert sorted(sum(halves, [])) == sorted(lines) and sorted(halves[0]) != sorted(lines)[::2]
 
 
 def split_in_draws():

@@ -7,8 +7,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, cases, end_of, load_script, plain_training
+from conftest import ARMS, ROOT, byte_tokenizer, cases, end_of, load_script
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -177,7 +175,6 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     *cases(r"""
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | a.txt is there and has no column log_p
     a.jsonl | ["a", "b"]\n["c", " "] | | item 2 lacks a text
     a.txt | a\n\nb | | item 2 lacks a text
     a.jsonl | ["a"]\n["a", "b", "a"] | | item 2 lacks a text, or has a version twice
@@ -195,37 +192,25 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
 
 
-@pytest.mark.parametrize("name, content, flags, nets, columns, words", [
-    ("a.jsonl", LISTS, "", "m float32", "shard order log_p",
+@pytest.mark.parametrize("name, content, flags, nets, words", [
+    ("a.jsonl", LISTS, "", "m float32",
      "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
-    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS),
-     "--text items --reference r --precision bf16",
-     "m bf16 r bf16", "shard order log_p log_p_reference",
+    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS), "--text items --reference r "
+     "--precision bf16", "m bf16 r bf16",
      "prefer the published versions to the others by more than the reference does. This"),
-    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32", "shard order log_p",
+    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32",
      "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in 6 "
      "orders, of which yours is the first")])
-def test_what_is_compared_is_said_and_kept(
-        name, content, flags, nets, columns, words, say, monkeypatch):
-    """p is that of the table, by brute force. The models' log p are any numbers."""
-    def order_log(net, head, shards):
-        opened.extend(net)
-        return [pd.Series([zlib.crc32((str(net[0]) + head + text).encode()) % 50 for text in shard])
-                for shard in shards]
-
+def test_what_is_compared_is_said(name, content, flags, nets, words, say, monkeypatch):
+    """The models' log p are any numbers."""
     opened = []
     monkeypatch.setattr(contam, "open_model", lambda *net: net)
-    monkeypatch.setattr(contam, "order_log", order_log)
+    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: opened.extend(net) or [
+        [len(text) % 7 for text in shard] for shard in shards])
     Path(name).write_text(content)
-    flags = f"--examples {name} --model m {flags} --out"
-    assert "none/b.csv" in say(f"{flags} none/b.csv") and not opened
-    out = say(f"{flags} b.csv")
-    table = pd.read_csv("b.csv")
-    assert words in out and (" ".join(map(str, opened)), " ".join(table)) == (nets, columns)
+    out = say(f"--examples {name} --model m {flags}")
+    assert words in out and " ".join(opened) == nets
     assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
-    values = table.log_p - table.get("log_p_reference", 0)
-    p = brute_p([part for _, part in values.groupby(table.iloc[:, 0])])
-    assert float(re.search("p = (.*?): ", out)[1]) == approx(p, abs=0.01)
 
 
 def test_a_name_in_tasks_json_is_fetched():
@@ -264,26 +249,16 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero):
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
 
 
-def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
-    """By a model trained on pairs of neighbors, not by one that was not."""
-    texts = make_texts(40, 7)
-    Path("a").write_text("\n".join(texts))
-    pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
-    batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
-
-    def trained(config):
-        lm = transformers.AutoModelForCausalLM.from_config(config).eval()
-        plain_training(lm, [batches] * 15, 3e-3)
-        return lm
-
-    innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
-    guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
-    order = "--examples a --shard-size 2 --model"
-    assert ": flagged: " in say(f"{order} {guilty}")
-    assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
-    assert contam.test_order(pd.Series(texts), guilty, guilty, 2)[0] == 1
-    monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
-    assert ": not flagged: " in say(f"{order} {innocent}")
+@pytest.mark.parametrize("best, reference, words", [
+    (0, "", ": flagged: the model prefers your order"), (3, "", ": not flagged: "),
+    (0, "--reference other", "the model is not shown to prefer your order to shuffled ones by")])
+def test_the_order_that_is_preferred(best, reference, words, say, monkeypatch):
+    """A model that likes an order as much before is not flagged. p_exact decides."""
+    monkeypatch.setattr(contam, "open_model", lambda *net: net)
+    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: [
+        [float(k == best) for k in range(len(shard))] for shard in shards])
+    Path("a").write_text("\n".join(make_texts(40, 7)))
+    assert words in say(f"--examples a --model m {reference}")
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +348,7 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert len(pd.read_csv("linked.csv")) == 2
     shown = say("gone")  # of the table alone
     assert UNITS.findall(shown) == ["1", "2"] and " other " in shown and calls[3:] == ["two"]
-    assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
+    assert "folder nowhere: give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -383,20 +358,8 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
     lost = Path("kept/one", name)
     os.truncate(lost, lost.stat().st_size * 2 // 3)
     found = said(contam.main)
-    assert "kept/one is left out: " in found.out and "1 units left" in found.end
+    assert "kept/one is left out: " in found.out and not found.end
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
-
-
-def test_a_base_model_that_moved_is_named(table, audited, said):
-    file = Path("kept/one/unit.json")
-    file.write_text(file.read_text().replace(str(audited[1]), "/moved/model"))
-    assert "one is left out: /moved/model: " in said(contam.main).out
-
-
-def test_columns_of_digits_and_a_task_named_na_stay_text():
-    pd.DataFrame({"audit": ["7"], "split": ["00123"], "task": "NA"}).to_csv("a.csv")
-    table, _ = contam.audit_units(Path("gone"), Path("a.csv"))
-    assert table.split.tolist() == ["00123"] and table.task.tolist() == ["NA"]
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -497,57 +460,39 @@ def test_bias_and_its_error_equal_plain_least_squares(metric, clean, name, unit,
         assert [*found] == approx([105 - size, se * unit / 100, seen, seen - bias / 100, 51])
 
 
-def test_clean_models_that_add_nothing():
-    """Copies, an opposite, constants; one right answer; an equal model."""
-    half, answers = columns_of(make_answers(4))
-    index = pd.Index(np.where(half, "released", "held_out"), name="half")
-    right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
-    repeats = [before, before, 1 - before, np.ones(105), np.zeros(105)]
-    for clean, mine, wanted in (
-            (repeats, right, plain_inflation(right, half, [before])),
-            ([1.0 * ~rest], right, plain_inflation(right[rest], half[rest], [])),
-            ([before], before, (0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)))):
-        found = contam.difference(pd.Series(100 * mine, index), np.transpose(clean))
-        assert (found["bias"], found["bias_se"]) == approx(wanted[:2], rel=1e-6, abs=1e-9)
-        assert found["bias_df"] == approx(105 - 3)
-
-
-@pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
-def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """p is next to .01."""
-    items = np.arange(400)
-    mean = 1.0 * (items % 200 < 120 + more * (items < 200))
-    other = np.where(items % 200, mean, 0)  # for two alike there is no verdict, either
-    both = (mean + other) / 2
-    p = stats.ttest_ind(both[:200], both[200:], equal_var=False).pvalue
-    assert 0.005 < p < 0.02 and (p < 0.01) == silent
-    answers = {"one": mean, "two": other, "mine": items % 3 == 0}
-    row = judge(as_rows(answers, np.repeat(contam.HALVES, 200)), "--clean one two").loc["mine"]
-    assert 2 * stats.norm.sf(abs(row.z_halves)) == approx(p, rel=0.01)
-    assert (row.reason == "clean models differ between the halves") == silent
-
-
 @pytest.mark.parametrize("gone, easier, words", [
     ([], 7, "clean models differ"), ([1, 2, 4], 0, "more missing")])
-def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words, capsys):
-    """Not in a single one, and not where half of the tasks are wrong the other way around. z: of
-    Welch's tests; a task's p is times the number of tasks."""
+def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
+    """Not in a single one, and not where half of the tasks are wrong the other way around."""
     items = np.arange(100)
     mine, clean = 1.0 * (items % 3 == 0), 1.0 * (items % 50 < 25 + easier * (items < 50))
     mine[gone] = math.nan
     rows = as_rows({"mine": mine, "clean": clean}, np.repeat(contam.HALVES, 50))
-    tasks = [rows.assign(task=k) for k in range(6)]
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
-    tasks += [turned.assign(task=-k) for k in range(1, 7)]
-    table = judge(pd.concat(tasks), "--clean clean")
-    assert not table.reason["mine"].str.contains(words).any()
-    table = judge(pd.concat(tasks[:6]), "--clean clean").loc["mine"]
-    lost = len(gone)
-    assert table[contam.COUNTS].to_numpy().tolist() == [[50 - lost, 50, lost, 0]] * 6
-    assert table.reason.str.contains(words).all()
-    assert not judge(tasks[0], "--clean clean").reason["mine"]
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
-    assert [*2 * stats.norm.sf(table.z_halves.abs())] == approx([p] * 6, rel=0.05)
+    for parts, silent in ([rows], 0), ([rows] * 6, 1), ([rows] * 6 + [turned] * 6, 0):
+        tasks = pd.concat([part.assign(task=k) for k, part in enumerate(parts)])
+        found = judge(tasks, "--clean clean").loc[["mine"]]
+        assert found.reason.str.contains(words).tolist() == [bool(silent)] * len(parts)
+        assert [*2 * stats.norm.sf(found.z_halves.abs())] == approx([p] * len(parts), rel=0.05)
+
+
+@pytest.mark.parametrize("gone, more", [(7, 24), (8, 25)])
+def test_a_task_with_a_fault_is_enough(gone, more):
+    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
+    twice that for two tasks. The other task lacks six of the other half. Of the clean model's
+    halves p, too, is next to .01."""
+    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
+    lost = np.where(rows.task == "a", rows["item"] < gone, rows["item"] > 193)
+    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
+    found = judge(rows).loc["mine"].reason.str.contains("more missing").tolist()
+    assert found == [gone == 8, False]
+    items = np.arange(400)
+    clean = 1.0 * (items % 200 < 120 + more * (items < 200))
+    p = stats.ttest_ind(clean[:200], clean[200:], equal_var=False).pvalue
+    rows = as_rows({"clean": clean, "mine": items % 3 == 0}, np.repeat(contam.HALVES, 200))
+    reason = judge(rows, "--clean clean").reason["mine"]
+    assert (p < 0.01) == (more == 25) == (reason == "clean models differ between the halves")
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -564,59 +509,43 @@ def test_missing_answers_are_compared_within_tasks(counts, p):
     assert contam.missing_p(missing) == approx(p, rel=2e-3)
 
 
-@pytest.mark.parametrize("gone", [7, 8])
-def test_a_task_with_uneven_answers_is_enough(gone):
-    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
-    twice that for two tasks. The other task lacks six of the other half."""
-    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
-    lost = np.where(rows.task == "a", rows.item < gone, rows.item > 193)
-    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
-    table = judge(rows).loc["mine"]
-    found = table.reason.str.contains("more missing").tolist()
-    assert found == [gone == 8, False]
-
-
-@pytest.mark.parametrize("count, flat, reason", [
-    (1, [], ""), (5, [], ""), (5, [0], "one score"), (2, [0, 1], "one score")])
-def test_fit_model_judges_these_rows(count, flat, reason):
+@pytest.mark.parametrize("count, flat", [(1, []), (5, [0]), (2, [0, 1])])
+def test_fit_model_judges_these_rows(count, flat):
     """By hand: each task's interval adjusted for their number, the mean by Welch and Satterthwaite.
     One score everywhere in one task does not withhold the mean. A missing base is no boost."""
-    tasks = {k: make_answers(11 + k, bias=0.1 * k) for k in range(count)}
-    for k in flat:
-        tasks[k]["right"] = tasks[k].right.mask(tasks[k].model == "mine", 1.0)
-    singles = []
-    for part in tasks.values():
+    tasks, singles = [], []
+    for k in range(count):
+        part = make_answers(11 + k, bias=0.1 * k).assign(task=f"task {k}")
+        part["right"] = part.right.mask(part.model.eq("mine") & (k in flat), 1.0)
         released, answers = columns_of(part)
         bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
-        singles.append((bias, max(se, 0), len(released) - size))
+        singles.append((bias, se, len(released) - size))
+        tasks.append(part)
     b, se, df = np.transpose(singles)
-    rows = pd.concat([part.assign(task=f"task {k}") for k, part in tasks.items()])
-    rows = fit.clean_rows(contam.judge_answers(rows, ["before"]))
+    rows = fit.clean_rows(contam.judge_answers(pd.concat(tasks), ["before"]))
     lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
-    mine = lines[lines.model == "mine"].set_index("task")
+    mine = lines[lines.model == "mine"]
     v = se**2
-    means = [b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum()]
-    for (_, row), (estimate, error, freedom), J in zip(
-            mine.iterrows(), [*singles, means], [count] * count + [1]):
-        half = stats.t.ppf(1 - 0.055 / J, freedom) * error
-        if len(flat) == count:
-            half = math.nan
-        assert [row.estimate, row.shown_low, row.shown_high] == approx(
-            [estimate, estimate - half, estimate + half], abs=2e-8, nan_ok=True)
+    singles.append([b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum()])
+    wanted = [[bias, stats.t.ppf(1 - 0.055 / J, freedom) * error] for (bias, error, freedom), J in
+              zip(singles, [count] * count + [1])]
+    if len(flat) < count:
+        halves = mine.shown_high - mine.estimate
+        assert np.transpose([mine.estimate, halves]) == approx(np.array(wanted), abs=2e-8)
     withheld = [k in flat for k in range(count)] + [len(flat) == count]
     assert mine.verdict.eq("none").tolist() == withheld
-    assert mine.reason.fillna("").str.startswith(reason or "-").tolist() == withheld
+    assert mine.reason.eq("one score everywhere. Check filter and metric").tolist() == withheld
     assert lines[lines.model == "before"].reason.eq("named clean").all()
 
 
 def test_a_task_with_few_answers_is_left_out(capsys):
-    """other1 has 19 answers to a half of task 2. Another model has no task 0, which nobody tells."""
-    rows = pd.concat([make_answers(11 + k, bias=0.1 * k).assign(task=k) for k in range(3)])
-    few = rows.model.eq("other1") & rows.task.eq(2) & rows.item.between(19, 59)
+    """other1 has 19 answers to a half of task 1; mine has no task 0, which nobody tells."""
+    rows = pd.concat([make_answers(11 + k).assign(task=k) for k in range(2)])
+    few = rows.model.eq("other1") & rows.task.eq(1) & rows.item.between(19, 59)
     table = judge(rows[~few & ~(rows.model.eq("mine") & rows.task.eq(0))])
-    assert [table.task[name].tolist() for name in ("other1", "mine")] == [[0, 1], [1, 2]]
+    assert [table.task[name] for name in ("other1", "mine")] == [0, 1]
     out = capsys.readouterr().out
-    assert "other1, 2: left out, since a half has fewer than 20" in out and "mine, 0" not in out
+    assert "other1, 1: left out, since a half has fewer than 20" in out and "mine, 0" not in out
 
 
 def test_tries_and_groups_are_averaged():
@@ -630,23 +559,20 @@ def test_tries_and_groups_are_averaged():
         [0.75, 1, 0.5, math.nan], [True, False, False, True]])
 
 
-@pytest.mark.parametrize("kind, tries, counts", [
-    ("empty", "123", [100, 92, 0, 8]), ("no row", "123", [100, 92, 0, 8]),
-    ("no row", "1", [100, 100, 0, 8]), ("nobody", "1234", [100, 92, 0, 8]),
-    ("equal", "123", [92, 92, 8, 8])])
-def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
-    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution. Other models
-    have a fourth try."""
+@pytest.mark.parametrize("kind, counts", [
+    ("empty", [100, 92, 0, 8]), ("no row", [100, 92, 0, 8]), ("nobody", [100, 92, 0, 8]),
+    ("equal", [92, 92, 8, 8])])
+def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, counts):
+    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
-    lost = rows.model.eq("mine") & rows.half.eq("held_out") & rows.right.eq(0)
+    mine = rows.model.eq("mine")
+    lost = mine & rows.half.eq("held_out") & rows.right.eq(0)
     lost &= lost.cumsum() <= 8
     if kind == "equal":
-        lost |= rows.model.eq("mine") & rows.item.lt(8)
+        lost |= mine & rows["item"].lt(8)
     if kind == "nobody":
-        lost |= rows.item.isin(rows.item[lost])
-    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "1234"])
-    rows = rows[rows.model.ne("mine") | rows["try"].ne("4")]
-    rows["right"] = rows.right.mask(rows.lost)
+        lost |= rows["item"].isin(rows["item"][lost])
+    rows["right"] = rows.right.mask(lost)
     if kind == "no row":
         rows = rows.dropna()
     table = judge(rows, "")
@@ -657,20 +583,18 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
 
 
 def test_gaps_of_clean_models():
-    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, is
-    not used. other3 lacks the same in one half."""
-    rows = make_answers(22, 100, 100, clean=4)
-    for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(11)),
-                        ("other2", [*range(5), *range(100, 106)])):
-        rows.loc[rows.model.eq(model) & rows.item.isin(gone), "right"] = math.nan
+    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, and
+    is not used."""
+    rows = make_answers(22, 100, 100, clean=3)
+    for model, last in ("other1", 105), ("other2", 106):
+        gone = rows.model.eq(model) & rows["item"].isin([*range(5), *range(100, last)])
+        rows["right"] = rows.right.mask(gone)
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    table = judge(rows, "--clean before other1 other2 other3")
-    row = table.loc["mine"]
+    row = judge(rows, "--clean before other1 other2").loc["mine"]
     assert (row.bias, row.bias_se, row.bias_df) == approx((*wanted[:2], 200 - wanted[2]))
     assert row.clean == "before, other1"
-    assert table.reason["other3"].startswith("one half has more missing")
 
 
 @pytest.mark.parametrize("gain, others, silent", [
@@ -695,8 +619,6 @@ FAULTS = ["alike", "more missing", "in another way", "several ways"]
     alike | 80 | alike
     alike | 79 |
     nearly all right | 80 |
-    longer | 6 | have 17 characters (others 11) and begin 'What is '
-    longer | 5 |
     shots | 18 | have 12 characters (others 11) and begin 'xWhat is '
     shots | 17 |
     other | 1 | item 0 was asked in several ways
@@ -713,8 +635,6 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         right = item % 3 > 0 if kind == "alike" else item > 1
         rows["right"] = rows.right.mask(rows.model.ne("other1") & first, 1.0 * right)
         rows["right"] = rows.right.mask(mine & ~first, 1 - right)
-    if kind == "longer":
-        rows["prompt"] += rows.half.eq("released").map({True: "x" * amount, False: ""})
     if kind == "shots":  # of one half all, of the other less than half
         has_shot = rows.half.eq("released") | (item - 40).between(0, 36 - amount)
         rows["prompt"] = has_shot.map({True: "x", False: ""}) + rows.prompt
@@ -783,25 +703,14 @@ def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
         silent] * 3
 
 
-def test_the_table_is_written_before_a_pipe_is_closed():
-    """As head does when it has read enough. No error is said."""
-    example = ROOT / "docs/rows/answers_example.csv"
-    command = f"{ROOT}/contamination_test.py --answers {example} --out a.csv"
-    found = subprocess.run(f"{sys.executable} -u {command} | true", shell=True, capture_output=True)
-    assert len(pd.read_csv("a.csv")) == 4 and not found.stderr
-
-
-@pytest.mark.parametrize("sep, words", [
-    (";", ["0,0", "TRUE", "p", "NA"]), ("\t", ["n", "C", "0,5", "None"]),
-    (",", ["no", "1.0", ".50", "nan"])])
-def test_words_separators_and_names(sep, words):
+def test_words_and_names():
     """A model may be named NA, or like a formula, and an item None. Halves are spelled freely."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}, "item": {"7": "None"}})
     rows.loc[::9, "right"], rows.loc[1::9, "right"] = "", 0.5
-    other = rows.replace({"right": dict(zip([0.0, 1.0, 0.5, ""], words)),
+    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "0,5", "": "None"},
                           "half": {"held_out": "Held Out", "released": "Released "}})
-    pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), judge(rows, "--clean NA"))
+    pd.testing.assert_frame_equal(judge(other, "--clean NA"), judge(rows, "--clean NA"))
 
 
 OTHER = "a,held_out,five,1"
@@ -812,7 +721,7 @@ OTHER = "a,held_out,five,1"
     a,released,0,1\na,held_out,0,1 | | line 2: '0' is in both halves. If
     a,released,0,maybe | | line 2: right is 'maybe': use 1, 0 or a grade between
     a,released,0,1\na,released,1,87 | | line 3: right is '87': use 1, 0 or a grade
-    a,released,0,1\na,released,0,.5 | | a has two answers to item '0': line 2, line 3. Two models
+    a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
     a,released,0,1 | --clean gone | a.csv: --clean: the models are a
     a,released,0,1 | | to each half of a task. There are {'a': {'released': 1, 'held_out': 1}}
     a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | There are {'a': {'released': 1, 'held_"""))
@@ -846,10 +755,10 @@ def crossed_rows():
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
-    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has two answers to item
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to item
     item >= 0 | trained_on = trained_on.replace('held_out', 'other') | trained on ['other', 'released']
     item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
-    item >= 0 | item = item.replace(7, 104) | m has two answers to item '104': line
+    item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
     item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained models ['
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
@@ -895,8 +804,8 @@ def test_draws_with_the_same_halves_are_refused(say):
 
 
 @pytest.mark.parametrize("copied, draw, words", cases("""
-    mine   | 2 | [('1', '0', 'released'), ('2', '0', 'released')] (draw, seed, trained_on) answered all 105
-    before | 2 | [('2', '0', 'released'), ('original', '', '')] (draw, seed, trained_on) answered all 105
+    mine   | 2 | [('crossed', '1', '0', 'released'), ('crossed', '2', '0', 'released')] answered all
+    before | 2 | [('crossed', '2', '0', 'released'), ('original', '', '', '')] answered all
     none   | 2 | next: """))
 def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
     """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded."""
@@ -911,25 +820,13 @@ def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
     assert words in say("--answers a.csv")
 
 
-def test_each_draw_may_name_its_halves_anew(say):
-    rows = pd.concat([make_crossed(8 + draw).assign(draw=draw) for draw in (1, 2)])
-    rows["half"] = rows.half.mask(rows.draw.eq(2) & rows.item.mod(2).eq(1), "held_out")
-    rows.to_csv("a.csv")
-    say("--answers a.csv --out same.csv")
-    for name in ("half", "trained_on"):
-        named = rows[name].replace({"held_out": "A", "released": "B"})
-        rows[name] = named.where(named == "", rows.draw.astype(str) + named)
-    rows.to_csv("a.csv")
-    assert "next: " in say("--answers a.csv --out other.csv")
-    pd.testing.assert_frame_equal(pd.read_csv("same.csv"), pd.read_csv("other.csv"))
-
-
 @pytest.mark.parametrize("metric, original", cases("""
     right | Original,
     right | NONE,2.0
     bpb   | Before,1.0 2.0"""))
 def test_crossed_answers_by_loops(metric, original):
-    """Two draws, the second with two seeds. The original answers once, or in each draw."""
+    """Two draws, the second with two seeds and other names of halves. The original answers once, or
+    in each draw."""
     rng, parts, wanted, changes = np.random.default_rng(4), [], [], []
     spelled, draws = original.split(",")
     base = rng.integers(0, 2, 40) * (1 if metric == "right" else -9)
@@ -937,13 +834,14 @@ def test_crossed_answers_by_loops(metric, original):
     for draw in draws.split() or [""]:
         parts.append(items.assign(trained_on=spelled, draw=draw, **{metric: base}))
     for draw, seed, halves in (
-            ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "xxyy" * 10), ("2.0", 1, "xxyy" * 10)):
+            ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "ppqq" * 10), ("2.0", 1, "ppqq" * 10)):
         halves, (x, y) = np.array([*halves]), rng.permuted([base, base], axis=1)
         run = items.assign(draw=draw, seed=seed, half=halves)
+        first, last = sorted({*halves})
         parts += [run.assign(trained_on=arm, **{metric: answers})
-                  for arm, answers in (("x", x), ("y", y))]
-        changes.append(np.where(halves == "x", y, x) - base)
-        for half in "yx":  # x comes first: it is `extra`
+                  for arm, answers in ((first, x), (last, y))]
+        changes.append(np.where(halves == first, y, x) - base)
+        for half in (last, first):  # the first is `extra`
             wanted += [scores[halves == half].mean() for scores in (x, y, base, (x - y) ** 2)]
     table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
     found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
@@ -953,7 +851,7 @@ def test_crossed_answers_by_loops(metric, original):
 
 
 @pytest.mark.parametrize("lost, half, words", cases("""
-    7 | released | m             7
+    7 | released | an answer is missing: 7
     8 | released | 8 answers to seen items are missing and 0 to unseen
     8 | held_out | 0 answers to seen items are missing and 8 to unseen"""))
 def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):

@@ -12,6 +12,7 @@ process (zero-shot and gpu: all in this one).
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -469,8 +470,7 @@ def our_way(job, count):
     words[::2] = [f"--{name}" for name in words[::2]]
     with mock.patch.object(script, "run_all") as run_all:  # keeps what main would run
         script.main([*words, "--subsamples", str(count), "--out", f"{job['folder']}.csv"])
-    [units] = run_all.call_args.args[0]
-    samples = map(script.sample_of, units)
+    samples = itertools.starmap(script.sample_of, run_all.call_args.args[0])
     return lambda: script.run_job(script.run_subsample, job["device"], CORES, next(samples))
 
 

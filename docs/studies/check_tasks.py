@@ -32,12 +32,12 @@ def faults(task, lengths):
 @run.errors_on_one_line()
 def main(argv=None):
     registered, status = run.load_registry()["tasks"], 0
-    names = run.parse_args(argv).tasks or registered
-    for name, spec in run.named_tasks(registered, names):
+    for name in run.parse_args(argv).tasks or registered:
+        spec = registered[name]
         for source in spec["sources"]:
             place = [*source.values()][0]
             try:
-                task = run.read_task(spec, source)
+                task = run.read_task(name, spec, source)
             except Exception as error:
                 print(name, "not available here:", place, run.brief(error))
                 if isinstance(error, ValueError):
