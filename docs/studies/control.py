@@ -31,7 +31,7 @@ def train(flags):
     def shuffled(net, sample, arm, *others):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        mixed = SimpleNamespace(**{**vars(sample), "labels": labels})
+        mixed = sample._replace(labels=labels)
         return pretraining_texts(net, mixed, arm, *others)
 
     if "--shuffled" in flags:
