@@ -228,9 +228,9 @@ def pilot(flags):
 def tell():
     scores = pd.read_csv(Path(__file__).with_suffix(".csv"))
     for guess, lines in scores.groupby("guess", sort=False):
-        cells = [f"{line.nats:.2f} | {100 * line.right:.1f}" for line in lines.itertuples()]
+        cells = [f"{line.nats:.2f} | {line.right:.1%}" for line in lines.itertuples()]
         print(f"| {guess} | {' | '.join(cells)} |")
-    for path in sorted((ROOT / "docs").glob("language_model*.csv")):
+    for path in sorted((ROOT / "docs/rows").glob("language_model*.csv")):
         units = labeled.units_of(path.stem)
         if labeled.READ not in units["experiment"].unique():
             continue
