@@ -345,7 +345,7 @@ def test_a_run_writes_rows(run, script, monkeypatch):
     the next is computed."""
     written, append = [], script.append_row
     monkeypatch.setattr(
-        script, "append_row", lambda *of: [append(*of), written.append(len(rows_of()))])
+        script, "append_row", lambda *of: [append(*of), written.append(len(rows_of()))][0])
     message, out = run("--subsamples 2")
     rows = rows_of()
     assert message is None
@@ -551,7 +551,7 @@ HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "1234567890
 def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
     path = tmp_path / "results.csv"
     row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
-    script.append_row(path, {**row})
+    script.append_row(path, {**row}, None)
     file = pd.read_csv(path)[[*HASHES]]
     assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
     assert script.finished_rows(path)[script.key_of(row)] == (row["data"], row["recipe"])
@@ -560,11 +560,11 @@ def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     """Each row twice, and it is there once."""
     rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) | HASHES for k in (1, 2)]
-    jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2]) for k in range(160)]
+    jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2], None) for k in range(160)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         pool.starmap(script.append_row, jobs, chunksize=1)
     whole = {",".join(line) for line in (script.COLUMNS, *[row.values() for row in rows])}
-    for path, _ in jobs:
+    for path, _, _ in jobs:
         lines = path.read_text().splitlines()
         assert {*lines} == whole and len(lines) == 3
 
@@ -572,7 +572,7 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """(address of a real Dask scheduler, processes of it and its two workers). A worker gives its
-    number as the version of transformers, so that a row tells where it was made."""
+    number as the version of torch, so that a row tells where it was made."""
     folder, processes = tmp_path_factory.mktemp("dask"), []
     for words in ("scheduler --host 127.0.0.1 --port 0", *["worker --nthreads 2 --no-nanny"] * 2):
         command = [sys.executable, "-m", "dask", *words.split(), "--no-dashboard",
@@ -582,7 +582,7 @@ def cluster(tmp_path_factory):
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)))  # ends with the tests
     with distributed.Client(scheduler_file=str(folder / "scheduler.json")) as client:
         client.wait_for_workers(2, timeout=60)
-        client.run(exec, "import os, transformers as t; t.__version__ = str(os.getpid())")
+        client.run(exec, "import os, torch; torch.__version__ = str(os.getpid())")
         address = client.scheduler.address
     yield address, processes
     for process in processes:
@@ -594,8 +594,8 @@ def makers(rows):
     """Numbers of the processes that made the rows. Sets the version that they give right."""
     found = set()
     for row in rows:
-        (number,) = re.findall(r" transformers (\d+) ", row["versions"])
-        row["versions"] = row["versions"].replace(f" {number} ", f" {transformers.__version__} ")
+        (number,) = re.findall(r" torch (\d+) ", row["versions"])
+        row["versions"] = row["versions"].replace(f" {number} ", f" {torch.__version__} ")
         found.add(int(number))
     return found
 
@@ -643,7 +643,7 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script):
         file.write_text(text)
         refused("results.csv has other columns")
         with pytest.raises(ValueError, match="other columns"):
-            script.append_row(file, rows[0])
+            script.append_row(file, rows[0], None)
         assert file.read_text() == text
     file.write_text("")  # of a run that was killed before its first row
     assert run()[0] is None and len(rows_of()) == 1
