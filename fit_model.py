@@ -38,14 +38,17 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
-
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib.figure import Figure
-from scipy import special, stats
+try:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from scipy import special, stats
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}. Run pip install -r requirements.txt, or start this script "
+                     "with uv run fit_model.py")
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
@@ -798,9 +801,9 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        print(end="", flush=True)  # also without a stdout, as under cron
+        print(end="", flush=True)  # here a closed pipe is noticed
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
+        raise SystemExit("stopped. Run the same command again: what is written stays")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -809,19 +812,18 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, limit=290):
-    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace(
-        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
-    if " " not in text:  # as of KeyError
-        text = repr(error)
-    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, limit, placeholder=" ...")
+def brief(error):
+    """An error on one line, of 3 rows of a screen at most. Ours are ValueErrors and say all; others
+    need their kind."""
+    text = str(error)
+    if not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, 290, placeholder=" ...")
 
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    return Path(os.path.expanduser(text))
+    return Path(text).expanduser()
 # --- end shared ---
 
 
@@ -829,6 +831,7 @@ def user_path(text):
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -845,16 +848,16 @@ def refuse(rows, bad, words):
 def read_rows(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
-        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
-        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+        there = [other.name for other in path.parent.glob("*_results.csv")]
+        raise ValueError(f"there is no {path}. Results here: {there}")
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     if f"{metric}_extra" not in header:
-        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
-        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
-                         "contamination_test.py --answers makes results of it")
+        raise ValueError(f"{path} has no column {metric}_extra, but "
+                         f"{[name for name in header if name.endswith('_extra')] or header}. A "
+                         "table of answers? contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -869,20 +872,19 @@ def read_rows(path, metric="acc"):
 def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
-    rows = rows.replace("", np.nan)
+    shares = columns_of("acc")
+    numbers = [*RUN[3:], *FACTS, *shares, *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
-    numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *numbers]:
-        rows[name] = rows.get(name, np.nan)
-        empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name in numbers:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        refuse(rows, rows[name].isna() & (~empty | (name in needed)),
-               f"column {name} is missing, empty or not like 0.5")
-        if name in shares and metric in POINTS:
-            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *numbers])])
+    rows = rows.replace("", np.nan)
+    for name in numbers:
+        given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
+        rows[name] = pd.to_numeric(given, errors="coerce")
+        refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
+    for name in needed:
+        refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
+    for name in shares:
+        refuse(rows, (rows[name] < 0) | (rows[name] > 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)

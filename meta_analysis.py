@@ -32,15 +32,18 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from scipy import special, stats
+try:
+    import numpy as np
+    import pandas as pd
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from scipy import special, stats
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}. Run pip install -r requirements.txt, or start this script "
+                     "with uv run meta_analysis.py")
 
 SHARE = 0.89  # coverage of intervals, as in the paper
 POINTS = ("acc", "f1")  # metrics between 0 and 1
@@ -198,9 +201,9 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        print(end="", flush=True)  # also without a stdout, as under cron
+        print(end="", flush=True)  # here a closed pipe is noticed
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
+        raise SystemExit("stopped. Run the same command again: what is written stays")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -209,19 +212,18 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, limit=290):
-    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace(
-        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
-    if " " not in text:  # as of KeyError
-        text = repr(error)
-    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, limit, placeholder=" ...")
+def brief(error):
+    """An error on one line, of 3 rows of a screen at most. Ours are ValueErrors and say all; others
+    need their kind."""
+    text = str(error)
+    if not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, 290, placeholder=" ...")
 
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    return Path(os.path.expanduser(text))
+    return Path(text).expanduser()
 # --- end shared ---
 
 
