@@ -165,8 +165,8 @@ def unit_table(rows, metric):
     no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
                  "item_variance_boost"]
-    numbers = [*MEANS, *EFFECTS, *variances]
-    names = [*CELL, "arms", "model", "models", "task", "subsample"]
+    numbers = [*MEANS, *EFFECTS, "texts", *variances]
+    names = [*CELL, "model", "models", "task", "subsample"]
     # the labeled texts have equally many of each class, so blind guesses score 1 / classes
     chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
     rows = add_effects(rows, metric.name).assign(models=1, chance=chance)
@@ -221,11 +221,9 @@ def effect_rows(units, effect, metric):
     else:
         means["sd"] = units.groupby("task")[effect].std()
     if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
-        texts = units.n * np.where(units.arms == "crossed", 2, 1)
-        changes = units.bias / 100 * texts  # of right answers
-        p = changes.groupby(units.task).agg(sign_flip_p)
-        means = means.join(pd.DataFrame(
-            {"p": p, "p_adjusted": stats.false_discovery_control(p)}))
+        changes = units.bias / 100 * units.texts  # of right answers
+        means["p"] = p = changes.groupby(units.task).agg(sign_flip_p)
+        means["p_adjusted"] = pd.Series(stats.false_discovery_control(p), p.index)
     return means.reset_index().assign(
         **facts, effect=effect, settings=settings, tasks=J, is_mean=means.index == name,
         like_half=like_half, p_alike=p_alike)
@@ -296,6 +294,7 @@ def add_effects(rows, metric="acc"):
     text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
                           metric is accuracy, or m is 0: answers of contamination_test.py (nan
                           without `discordant`), else by rounding
+    texts                 how many are tested
     one_answer_variance   what one more text of each set that is answered differently would add to
                           that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
@@ -307,6 +306,7 @@ def add_effects(rows, metric="acc"):
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
+    added["texts"] = n * (1 + crossed)
     if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
         variances = 0  # the sum over both sets of the variance of one text's change
         for ending in ("", "_on_extra"):
@@ -359,10 +359,10 @@ def publish(rows, metric, folder, source):
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
     figure = picture(reports, metric, folder / "effects.png")
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    names = [*CELL, "model", *COLUMNS]
+    every = lines.apply(told, axis=1, metric=metric)[[*CELL, "model", *COLUMNS]]
     details = {"Intervals": tag("div", INTERVALS),
                "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
-               "All settings and tasks": html_of(told(lines, metric)[names], metric)}
+               "All settings and tasks": html_of(every, metric)}
     path = folder / "report.html"
     path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
@@ -399,8 +399,8 @@ def reports_of(lines, metric):
             table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=facts.model)])
         elif mean.tasks == 1:
             table = table[:1]
-        table = told(table.sort_values(
-            ["is_mean", "estimate"], ascending=[True, metric.sign < 0]), metric)
+        table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
+        table = table.apply(told, axis=1, metric=metric)
         kind, answers = "test texts without labels", answers_of(table, metric)
         if mean.is_control:
             kind = "control: texts with their labels"
@@ -439,22 +439,25 @@ def in_words(estimate, half, metric):
     return words
 
 
-def told(table, metric):
-    """Rows of with_boost in the words that are shown. cramped: is there little room for inflation?
+def told(line, metric):
+    """A row of with_boost in the words that are shown. cramped: is there little room for inflation?
     weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
     """
-    lower = " (lower)" if metric.sign > 0 else " (higher)"
-    below = np.where(metric.sign * table.estimate + table.shown_half < 0, lower, "")
-    cramped = table.unseen < table.chance + ROOM
-    weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
-    rank = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * weak
-    words = table.verdict.map(VERDICTS).str.replace("{}", metric.limit)
-    return table.assign(
-        below=below, cramped=cramped, weak=weak, part=table.task, draws=table.subsamples,
-        bias=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_half)],
-        rank=rank.mask(table.is_mean & ~table.verdict.isin(YES), LAST),
-        color=table.verdict.map(COLORS),
-        **{"inflated?": words + below + np.where(weak, " (weak test)", "")})
+    line["part"], line["draws"] = line.task, line.subsamples
+    line["bias"] = in_words(line.estimate, line.shown_half, metric)
+    line["color"], line["lower"] = COLORS[line.verdict], ""
+    if metric.sign * line.estimate + line.shown_half < 0:
+        line["lower"] = " (lower)" if metric.sign > 0 else " (higher)"
+    line["cramped"] = line.unseen < line.chance + ROOM
+    line["weak"] = line.verdict in ("no", "open") and (line.unhelped or line.cramped)
+    line["inflated?"] = VERDICTS[line.verdict].format(metric.limit) + line.lower
+    line["rank"] = [*VERDICTS].index(line.verdict)
+    if line.weak:
+        line["inflated?"] += " (weak test)"
+        line["rank"] += len(VERDICTS)
+    if line.is_mean and line.verdict not in YES:
+        line["rank"] = LAST
+    return line
 
 
 def answers_of(table, metric):
@@ -464,7 +467,7 @@ def answers_of(table, metric):
     full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
     mean, answers = table.iloc[-1], []
     for _, its in table[table["rank"] < LAST].groupby("rank"):
-        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
+        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
         answer = full[first.verdict].format(metric.limit)
         if first.weak:
             answer += " (weak test)"
@@ -515,7 +518,7 @@ def notes(table, metric):
             why = f"The unseen score is less than {ROOM} points above chance"
         yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
                "there. A recipe that helps more may inflate more.")
-    lower = parts.part[parts.below != ""]
+    lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
                "some: docs/verdicts.md names causes.")
