@@ -52,7 +52,6 @@ except ModuleNotFoundError as error:
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
-warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
 FEWEST = 8  # draws of a task; the spread of fewer varies too much
 FEWEST_SPLITS = 5  # draws of one's own training (docs/own_training.md)
@@ -64,7 +63,7 @@ COLORS = {"yes": "#cc3311", "yes-open": "#cc3311", "yes-under": "#bb6600", "open
           "no": "#007755", "none": "#666666"}  # of verdicts
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
-LAST = 99  # rank of a mean that is no YES
+LAST = 99  # order of a mean that is no YES
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -95,7 +94,8 @@ td:first-child, th:first-child, .key td { text-align: left }
 .key td { white-space: normal }
 .note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere }
 .note::before { content: "\\2013\\a0" }
-.small, details div { font-size: .8rem; color: #666; overflow-wrap: anywhere; white-space: pre-line }
+.small, details div { font-size: .8rem; color: #666; white-space: pre-line }
+.small, details div { overflow-wrap: anywhere }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
@@ -322,8 +322,8 @@ def add_effects(rows, metric="acc"):
 def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of shares_of: the
     wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is outside, on
-    each side."""
+    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is
+    outside, on each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / (shares["subsamples"] - 1).clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
@@ -359,10 +359,8 @@ def publish(rows, metric, folder, source):
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
     figure = picture(reports, metric, folder / "effects.png")
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    every = lines.apply(told, axis=1, metric=metric)[[*CELL, "model", *COLUMNS]]
-    details = {"Intervals": tag("div", INTERVALS),
-               "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
-               "All settings and tasks": html_of(every, metric)}
+    details = {"Intervals": INTERVALS,
+               "What was run": "\n".join(rows.versions.dropna().unique())}
     path = folder / "report.html"
     path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
@@ -370,18 +368,21 @@ def publish(rows, metric, folder, source):
 
 
 def with_boost(effects, rows, metric):
-    """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
-    be so?). is_control: Did texts carry answers? The run scripts end the names of such experiments
-    so; of answers (m = 0), a column says it."""
+    """The rows of the bias, with the boost (gain: above 0 if it helps) and the kind of texts that
+    pretraining read. The run scripts end the names of experiments with labels so; of answers
+    (m = 0), a column says it."""
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    gain = metric.sign * boost.estimate
-    is_control = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
+    with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
+    with_training = rows.versions.astype(str).str.contains("labeled_read")
+    is_control = bias.experiment.isin(rows.experiment[with_labels])
     return bias.assign(
-        gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
+        gain=metric.sign * boost.estimate, gain_half=boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
-        is_control=bias.experiment.isin(rows.experiment[is_control]),
-        is_ours=(rows.versions.notna() & (rows.m > 0)).all())
+        kind=np.select([is_control, bias.experiment.isin(rows.experiment[with_training])], [
+            "control: test texts with their labels",
+            "test texts and training texts, both without labels"], "test texts without labels"),
+        is_control=is_control, is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
 def reports_of(lines, metric):
@@ -401,14 +402,15 @@ def reports_of(lines, metric):
             table = table[:1]
         table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
         table = table.apply(told, axis=1, metric=metric)
-        kind, answers = "test texts without labels", answers_of(table, metric)
+        answers = answers_of(table, metric)
+        name = ", ".join([mean.experiment, *facts[differ]])
+        title = f"{name} ({mean.kind})"
         if mean.is_control:
-            kind = "control: texts with their labels"
+            name += " (control)"
             table["color"] = COLORS["none"]  # no alarm
             if mean.verdict != "none":
-                answers = control_answers(table, metric)
-        name = ", ".join([mean.experiment, *facts[differ]])
-        reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
+                answers = control_answers(table)
+        reports.append(Report(name, title, answers, table, [*notes(table, metric)]))
     control = "A control counts for its own model, task and recipe."
     if not lines.is_control.any():
         control = "No control in this file."
@@ -440,61 +442,65 @@ def in_words(estimate, half, metric):
 
 
 def told(line, metric):
-    """A row of with_boost in the words that are shown. cramped: is there little room for inflation?
-    weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
-    """
+    """A row of with_boost in the words that are shown. weak: a NO or OPEN that says little; why:
+    the reason. order: what matters first, and last a mean that is no YES."""
     line["part"], line["draws"] = line.task, line.subsamples
     line["bias"] = in_words(line.estimate, line.shown_half, metric)
-    line["color"], line["lower"] = COLORS[line.verdict], ""
+    line["color"], line["lower"], line["why"] = COLORS[line.verdict], "", ""
     if metric.sign * line.estimate + line.shown_half < 0:
         line["lower"] = " (lower)" if metric.sign > 0 else " (higher)"
-    line["cramped"] = line.unseen < line.chance + ROOM
-    line["weak"] = line.verdict in ("no", "open") and (line.unhelped or line.cramped)
+    if line.gain <= line.gain_half:
+        line["why"] = "The boost is not shown to be above 0"
+    if line.unseen < line.chance + ROOM:
+        line["why"] = f"The unseen score is less than {ROOM} points above chance"
+    if line.gain < -line.gain_half:
+        line["why"] = "Pretraining lowers the score"
+    line["weak"] = line.verdict in ("no", "open") and line.why != ""
     line["inflated?"] = VERDICTS[line.verdict].format(metric.limit) + line.lower
-    line["rank"] = [*VERDICTS].index(line.verdict)
+    line["order"] = [*VERDICTS].index(line.verdict)
     if line.weak:
         line["inflated?"] += " (weak test)"
-        line["rank"] += len(VERDICTS)
+        line["order"] += len(VERDICTS)
     if line.is_mean and line.verdict not in YES:
-        line["rank"] = LAST
+        line["order"] = LAST
     return line
 
 
 def answers_of(table, metric):
-    """Sentences, what matters most first: each YES and OPEN with its number, NO, weak tests by
-    name, and the mean, which joins the others if it is a YES."""
+    """Sentences, what matters most first: each YES with its number, then OPEN and NO, weak tests,
+    and the mean, which joins the others if it is a YES."""
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
     full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
-    mean, answers = table.iloc[-1], []
-    for _, its in table[table["rank"] < LAST].groupby("rank"):
+    mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
+    for _, its in table[table.order < LAST].groupby("order"):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
         answer = full[first.verdict].format(metric.limit)
         if first.weak:
             answer += " (weak test)"
-            if len(table) > 1:
-                names = [*(its.part + " (" + its.draws.astype(str) + " draws)")]
-        if first.weak or first.verdict == "no":
-            names = [some_of(names)]
+        if len(its) > NAMED and first.verdict not in YES:
+            names = [f"{len(its)} tasks, at most {names[0]}"]
         answers.append(f"{answer}: {', '.join(names)}.")
-    if mean["rank"] == LAST:
-        answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
-    if mean.p_alike < LEVEL and mean.models == 1:
-        answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge "
-                       "each, not the mean.")
+    if mean.order == LAST:
+        words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
+        if parts.weak.any():
+            words += f" ({parts.weak.sum()} of {len(parts)} are weak tests)"
+        if parts.verdict.isin(YES).any() or mean.p_alike < LEVEL:
+            words += ": judge each, not the mean"
+        answers.append(f"{words}.")
     return answers
 
 
-def control_answers(table, metric):
+def control_answers(table):
     """Of a control: its mean (of one task: it) answers."""
     mean = table.iloc[-1]
     silent = table.part[~table.verdict.isin(YES)]
     if mean.verdict not in YES:
-        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The answers were in the texts, yet "
+        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet "
                 "no bias is shown, so a NO of this set-up means little.",
                 "Try a larger model or more texts."]
-    answers = [f"CONTROL PASSED, as it should: {mean.part} {mean.bias}.",
-               "Here the answers were in the texts, so this set-up can detect a bias of that size "
-               f"(not one of {metric.limit})."]
+    answers = [f"CONTROL PASSED: {mean.part} {mean.bias}, as it should, since the labels were in "
+               "the texts.", "The set-up finds a bias of that size. How large a bias is still "
+               "possible without labels, the interval of that run says."]
     if len(silent):
         answers.append(f"No bias is shown in {some_of([*silent])}.")
     return answers
@@ -512,52 +518,56 @@ def notes(table, metric):
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if mean.is_control:
         return
-    for is_cramped, its in parts[parts.weak].groupby("cramped"):
-        why = "The boost is not shown to be above 0"
-        if is_cramped:
-            why = f"The unseen score is less than {ROOM} points above chance"
+    for why, its in parts[parts.weak].groupby("why"):
         yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
                "there. A recipe that helps more may inflate more.")
     lower = parts.part[parts.lower != ""]
     if len(lower):
-        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
-               "some: docs/verdicts.md names causes.")
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
+               "some: the model has read the test texts, but not the labeled ones (check: "
+               "--pretrain-on-labeled, unless the run has it). Halves of your own: were they "
+               "swapped?")
+    if mean.p_alike < LEVEL and mean.models == 1:
+        yield (f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, not "
+               "the mean.")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
                f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    if mean.models == 1:  # else each model has its own table
+    if mean.models == 1 and (mean.is_ours or mean.m == 0):  # nobody can add to published rows
         yield from next_draws(parts, metric)
 
 
 def next_draws(parts, metric):
     """Yield what to do about parts that are open or weak: more draws, or another recipe."""
-    needs, hopeless, how, guide = [], [], "", ""
+    hopeless = []
     for part in parts.query("weak or verdict == 'open'").itertuples():
-        fewest = FEWEST if part.m != 0 else FEWEST_SPLITS
-        total, aim = fewest, "for a first look"
-        if part.draws >= fewest and part.weak:
-            total = draws_needed(part.boost_shares, TAIL, part.gain)
-            aim = "to show a boost as large as found"
-        elif part.draws >= fewest:
+        fewest = FEWEST if part.is_ours else FEWEST_SPLITS
+        total, aim = fewest, "are a first look"
+        if part.draws >= fewest:
             total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-            aim = f"to know its bias to ±{metric.margin / 2:g}"
-        if part.weak and (part.cramped or total > MOST_DRAWS):
+            aim = f"narrow the interval of its bias to ±{metric.margin / 2:g}"
+            if part.weak:
+                total = max(total, draws_needed(part.boost_shares, TAIL, part.gain))
+                aim += ", and show a boost as large as found"
+        if part.weak and (total > MOST_DRAWS or part.unseen < part.chance + ROOM):
             hopeless.append(part.part)
-        else:
-            more = total - part.draws
-            needs.append(f"{part.part} needs {total} draws in all ({more} more) {aim}")
-    if parts.is_ours.all():
-        how = ": repeat the command of its run with --tasks T --subsamples N"
-        guide = " (docs/own_texts.md)"
-    if needs:
-        yield (f"Next: {'; '.join(needs)}{how}. Fix the number before you look at new draws, and "
-               "add draws only once.")
+            continue
+        how = "split and train again (docs/own_training.md)"
+        if part.is_ours:
+            how = (f"repeat the command of its run with --tasks {part.part} --subsamples {total} "
+                   f"(the {part.draws} draws that are there count)")
+        yield (f"Next, for {part.part}: {total} draws in all {aim}: {how}. Fix the number before "
+               "you look, and add draws only once.")
     if hopeless:
-        yield (f"Next, for {some_of(hopeless)}: try another recipe, chosen by its boost on draws "
-               f"that you do not report{guide}.")
+        flags = ""
+        if parts.is_ours.all():
+            flags = (", such as --pretrain-lr, --pretrain-epochs, a larger --m or --model "
+                     "(docs/own_texts.md)")
+        yield (f"Next, for {some_of(hopeless)}: another recipe{flags}. Choose by the boost, never "
+               "by the bias, on draws that you do not report.")
 
 
 def key_of(metric):
@@ -572,21 +582,24 @@ def key_of(metric):
         "base": f"{metric.words} of the model as it comes, without further pretraining",
         "unseen": "the same after pretraining on other texts of this kind",
         "seen": "the same after pretraining on these very texts",
-        "boost": "unseen - base: what other texts of this kind add",
-        "bias": "seen - unseen: what having read these very texts adds (below 0: memory minus a "
-                "shift between texts that were read and labeled texts that were not)",
-        "chance": "score of blind guesses: 100 / classes",
-        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part's bias has a "
-                 "wider one, so that all parts of a table hold together",
+        "boost": "unseen - base: what pretraining on other texts of this kind adds",
+        "bias": "seen - unseen: what having read these very texts adds (can be below 0: to the "
+                "model, texts that it has read also look different from labeled ones that it has "
+                "not)",
+        "chance": "score of blind guesses, 100 / classes, since the labeled texts have equally "
+                  "many of each class",
+        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part (task or "
+                 "model) has a wider one: of tables without any inflation, at most 5.5% say YES of "
+                 "a part",
         "YES": f"the interval of the bias lies {side}",
         "NO": f"else, if it ends {end}",
-        "OPEN": "else: too few draws to tell",
+        "OPEN": f"else: the interval holds 0 and {metric.limit}, so too few draws to tell",
         "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
                      f"{ROOM} points above chance"}
 
 
 def screen(reports, common, key, metric):
-    print(wrap(question_of(metric)) + "\n")
+    print(wrap(f"Does pretraining on the test texts inflate the score? {scale_of(metric)}") + "\n")
     for report in reports:
         print(wrap(f"{report.name}: {' '.join(report.answers)}"))
     print(wrap(common) + "\n")
@@ -599,9 +612,9 @@ def screen(reports, common, key, metric):
             print(wrap(note, "- "))
 
 
-def question_of(metric):
-    return ("Does pretraining on the test texts inflate the score? Bias in "
-            f"{metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin).")
+def scale_of(metric):
+    return (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
+            "(--margin).")
 
 
 def number_form(metric):
@@ -614,9 +627,9 @@ def shown(table):
 
 
 def page(reports, source, key, figure, details, metric):
-    text = HEAD + tag("p", source, "small") + tag("p", question_of(metric))
+    text = HEAD + tag("p", source, "small") + tag("p", scale_of(metric))
     for report in reports:
-        color = report.table.sort_values("rank").color.iloc[0]
+        color = report.table.sort_values("order").color.iloc[0]
         answers = "".join(tag("div", answer) for answer in report.answers)
         card = tag("h2", report.title) + answers
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
@@ -626,7 +639,7 @@ def page(reports, source, key, figure, details, metric):
         text += tag("h2", report.title) + html_of(shown(report.table), metric)
         text += "".join(tag("div", note, "note") for note in report.notes)
     for title, closed in details.items():
-        text += f"<details><summary>{title}</summary>{closed}</details>\n"
+        text += f"<details><summary>{title}</summary>{tag('div', closed)}</details>\n"
     return text
 
 
@@ -662,7 +675,9 @@ def draw_effects(reports, metric):
     scores.set_xlabel(metric.words)
     figure.legend(loc="outside upper left", ncols=4, frameon=False)
     biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
-    biases.scatter(rows.estimate, rows.index, color=rows.color)
+    inside = rows.color.mask(rows.weak == True, "white")  # noqa: E712 (nan of headings is not True)
+    biases.scatter(rows.estimate, rows.index, color=inside, edgecolors=rows.color, zorder=3)
+    biases.set_title("red: YES, green: NO, gray: OPEN or control; hollow: weak test", size=9)
     biases.axvline(0, color="gray")
     label = f"bias, {metric.unit}"
     if metric.margin:
@@ -676,7 +691,8 @@ def draw_effects(reports, metric):
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_frame_on(False)
         axis.grid(axis="x")
-        axis.tick_params(length=0)
+        axis.margins(x=0.1)
+        axis.tick_params(length=0, labeltop=len(rows) > 20)
         for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
             tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
     return figure
@@ -693,8 +709,8 @@ def run_paper_model(rows, interaction, draws, path):
             tables[*cell, effect] = fit(cell_rows, effect, interaction, draws)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
             posterior.to_csv(path, **CSV)
-            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log odds), "
-                  "differences")
+            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log "
+                  "odds), differences")
             table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
             print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
     return not any(posterior.warning)
@@ -875,8 +891,7 @@ def read_rows(path, metric="acc"):
 def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
-    shares = columns_of("acc")
-    numbers = [*RUN[3:], *FACTS, *shares, *columns_of(metric)]
+    numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
     rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *numbers])])
     rows = rows.replace("", np.nan)
@@ -886,15 +901,15 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
     for name in needed:
         refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
-    for name in shares:
+    for name in columns_of("acc"):
         refuse(rows, (rows[name] < 0) | (rows[name] > 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = flags.get(flag) or [*values]
-        for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
-        rows = rows[values.isin(wanted)]
+        chosen = values.isin(flags.get(flag) or values)
+        if not chosen.any():
+            raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
+        rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
                "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
