@@ -239,6 +239,7 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -255,16 +256,16 @@ def refuse(rows, bad, words):
 def read_rows(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
-        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
-        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+        there = [other.name for other in path.parent.glob("*_results.csv")]
+        raise ValueError(f"there is no {path}. Results here: {there}")
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     if f"{metric}_extra" not in header:
-        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
-        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
-                         "contamination_test.py --answers makes results of it")
+        raise ValueError(f"{path} has no column {metric}_extra, but "
+                         f"{[name for name in header if name.endswith('_extra')] or header}. A "
+                         "table of answers? contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -279,27 +280,25 @@ def read_rows(path, metric="acc"):
 def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
-    rows = rows.replace("", np.nan)
+    numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", *shares]
-    numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *numbers]:
-        rows[name] = rows.get(name, np.nan)
-        empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name in numbers:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        refuse(rows, rows[name].isna() & (~empty | (name in needed)),
-               f"column {name} is missing, empty or not like 0.5")
-        if name in shares and metric in POINTS:
-            refuse(rows, ~rows[name].fillna(0).between(0, 1), f"{name} is not between 0 and 1")
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *numbers])])
+    rows = rows.replace("", np.nan)
+    for name in numbers:
+        given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
+        rows[name] = pd.to_numeric(given, errors="coerce")
+        refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
+    for name in needed:
+        refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
+    for name in columns_of("acc"):
+        refuse(rows, (rows[name] < 0) | (rows[name] > 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = flags.get(flag) or [*values]
-        for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
-        rows = rows[values.isin(wanted)]
+        chosen = values.isin(flags.get(flag) or values)
+        if not chosen.any():
+            raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
+        rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
                "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
