@@ -59,8 +59,7 @@ MOST_DRAWS = 100  # beyond which another recipe costs less than to show a boost
 ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
-COLORS = {"yes": "#cc3311", "yes-open": "#cc3311", "yes-under": "#bb6600", "open": "#666666",
-          "no": "#007755", "none": "#666666"}  # of verdicts
+COLORS = dict.fromkeys(YES, "#cc3311") | {"no": "#007755", "open": "#666666", "none": "#666666"}
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
 LAST = 99  # order of a mean that is no YES
@@ -348,21 +347,19 @@ def publish(rows, metric, folder, source):
     """Write the files, and print answers, tables and notes on each experiment and model. Return
     the tables as one. source: where the rows are from."""
     effects = analyze(rows, metric)
-    lines = with_boost(effects, rows, metric)
-    reports, common = reports_of(lines, metric)
-    key = key_of(metric)
-    screen(reports, common, key, metric)
+    reports, common = reports_of(with_boost(effects, rows, metric), metric)
+    screen(reports, common, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
     effects = effects.drop(columns="shares")
     effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
-    figure = picture(reports, metric, folder / "effects.png")
+    draw_effects(reports, metric).savefig(folder / "effects.png", dpi=130)
+    picture = base64.b64encode((folder / "effects.png").read_bytes()).decode()
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    details = {"Intervals": INTERVALS,
-               "What was run": "\n".join(rows.versions.dropna().unique())}
+    ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
+    path.write_text(page(reports, source, picture, ran, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
@@ -598,12 +595,12 @@ def key_of(metric):
                      f"{ROOM} points above chance"}
 
 
-def screen(reports, common, key, metric):
+def screen(reports, common, metric):
     print(wrap(f"Does pretraining on the test texts inflate the score? {scale_of(metric)}") + "\n")
     for report in reports:
         print(wrap(f"{report.name}: {' '.join(report.answers)}"))
     print(wrap(common) + "\n")
-    for term, meaning in key.items():
+    for term, meaning in key_of(metric).items():
         print(wrap(meaning, f"  {term:11}"))
     for report in reports:
         view = shown(report.table).to_string(index=False, **number_form(metric))
@@ -626,36 +623,26 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, key, figure, details, metric):
+def page(reports, source, picture, ran, metric):
     text = HEAD + tag("p", source, "small") + tag("p", scale_of(metric))
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
-        answers = "".join(tag("div", answer) for answer in report.answers)
-        card = tag("h2", report.title) + answers
+        card = tag("h2", report.title) + "".join(tag("div", answer) for answer in report.answers)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
-    words = "".join(f"<tr><th>{term}<td>{html.escape(key[term])}" for term in key)
-    text += f'{figure}<table class="key">{words}</table>'
+    text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
+    words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
+             for term, meaning in key_of(metric).items()]
+    text += f'<table class="key">{"".join(words)}</table>'
     for report in reports:
-        text += tag("h2", report.title) + html_of(shown(report.table), metric)
+        table = shown(report.table).to_html(border=0, index=False, **number_form(metric))
+        text += tag("h2", report.title) + table
         text += "".join(tag("div", note, "note") for note in report.notes)
-    for title, closed in details.items():
-        text += f"<details><summary>{title}</summary>{tag('div', closed)}</details>\n"
-    return text
-
-
-def html_of(table, metric):
-    return table.to_html(border=0, index=False, **number_form(metric))
+    return (f"{text}<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
+            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
 
 
 def tag(name, text, kind=""):
     return f'<{name} class="{kind}">{html.escape(text)}</{name}>\n'
-
-
-def picture(reports, metric, path):
-    """Save effects.png. Return its HTML."""
-    draw_effects(reports, metric).savefig(path, dpi=130)
-    coded = base64.b64encode(path.read_bytes()).decode()
-    return f'<div class="wide"><img alt="The effects" src="data:image/png;base64,{coded}"></div>'
 
 
 def draw_effects(reports, metric):
@@ -901,8 +888,6 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
         refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
     for name in needed:
         refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
-    for name in columns_of("acc"):
-        refuse(rows, (rows[name] < 0) | (rows[name] > 1), f"{name} is not between 0 and 1")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
