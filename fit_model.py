@@ -116,10 +116,20 @@ def metric_of(name, margin, lower_is_better):
         if margin is None:
             margin = 1.0
     limit = f"{margin:g} {unit}" if margin else "the margin"
-    if lower_is_better or name in LOWER_IS_BETTER:
+    if lower_is_better or is_error(name):
         words, sign = f"{words} (lower: better)", -1
     limit = re.sub("^1 points", "1 point", limit)
     return Metric(name, words, unit, sign, margin, limit, digits)
+
+
+def margin_of(margin, name, rows):
+    """The margin, if given, or 5 points for answers (m = 0), which vary more. Refuses one that says
+    nothing."""
+    if margin is None and name in POINTS and not rows.m.any():
+        return 5.0
+    if name not in POINTS and (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
+    return margin
 
 
 def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
@@ -127,6 +137,7 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
     rows = clean_rows(rows, metric)
+    margin = margin_of(margin, metric, rows)
     lines = analyze(rows, metric_of(metric, margin, lower_is_better))
     return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
@@ -143,7 +154,21 @@ def analyze(rows, metric):
             parts.insert(0, its_units)  # else a task would weigh less in their mean, silently
         for effect in EFFECTS:
             tables += [effect_rows(part, effect, metric) for part in parts]
-    return with_verdicts(pd.concat(tables), metric)
+    return withhold(with_verdicts(pd.concat(tables), metric), rows)
+
+
+def withhold(table, rows):
+    """With the column reason, and without a verdict where there is one. A mean has that of its
+    first task with one; tasks with one score everywhere are none."""
+    keys = ["experiment", "model"]
+    parts = rows.groupby([*keys, "task"])[REASONS].first()
+    means = rows[rows.bias_se.round(9).ne(0)].groupby(keys)[REASONS].first()
+    for name in REASONS:
+        found = table.join(parts[name], on=[*keys, "task"])[name]
+        table[name] = found.mask(table.is_mean, table.join(means[name], on=keys)[name])
+    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
+    table["verdict"] = table.verdict.where(table.reason.isna(), "none")
+    return table
 
 
 def with_verdicts(table, metric):
@@ -164,7 +189,7 @@ def unit_table(rows, metric):
     no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
                  "item_variance_boost"]
-    numbers = [*MEANS, *EFFECTS, "texts", *variances]
+    numbers = [*MEANS, *EFFECTS, "texts", *variances, "bias_se", "bias_df"]
     names = [*CELL, "model", "models", "task", "subsample"]
     # the labeled texts have equally many of each class, so blind guesses score 1 / classes
     chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
@@ -250,9 +275,14 @@ def shares_of(units, effect):
     sums = sums.sum(min_count=1)
     sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum(min_count=1)
     sums *= units.m.nunique() ** 2  # undoes that `interval` takes a mean of rows
-    shares = sums.join(draws.groupby(["task", "m"])[["subsamples", "item_variance"]].min())
+    shares = sums.join(draws.groupby(["task", "m"])[
+        ["subsamples", "item_variance", "bias_se", "bias_df"]].min())
     known = (shares.subsamples > 1) & (sums.max(axis=1) > 0)
-    return shares.assign(spread_variance=sums.deviation.where(known),
+    # contamination_test.py knows the error of a bias between released and held-out items
+    shares["df"] = shares.bias_df.fillna(shares.subsamples - 1)
+    shares["text_variance"] = shares.text_variance.where(shares.bias_se.isna(), 0)
+    spread_variance = (shares.bias_se**2).fillna(sums.deviation.where(known))
+    return shares.assign(spread_variance=spread_variance,
                          such_variance=shares[["text_variance", "item_variance"]].max(axis=1))
 
 
@@ -262,7 +292,7 @@ def draws_needed(share, tail, goal):
 
     def is_narrow(draws):
         times = draws / K
-        more = (share / times).assign(subsamples=times * share.subsamples)
+        more = (share / times).assign(df=draws - 1)
         return interval(more, tail)[2] <= goal
 
     return K + bisect.bisect_left(range(K, 500 * K), True, key=is_narrow)
@@ -324,7 +354,7 @@ def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
     freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is
     outside, on each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
-    df = [spread.sum() ** 2 / (spread**2 / (shares["subsamples"] - 1).clip(1)).sum(), math.inf]
+    df = [spread.sum() ** 2 / (spread**2 / shares["df"].clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
     half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
@@ -348,7 +378,8 @@ def publish(rows, metric, folder, source):
     the tables as one. source: where the rows are from."""
     effects = analyze(rows, metric)
     reports, common = reports_of(with_boost(effects, rows, metric), metric)
-    screen(reports, common, metric)
+    key = key_of(metric, rows.bias_df.notna().all())
+    screen(reports, common, key, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
     effects = effects.drop(columns="shares")
@@ -359,7 +390,7 @@ def publish(rows, metric, folder, source):
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
     ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, picture, ran, metric), encoding="utf-8")
+    path.write_text(page(reports, source, key, picture, ran, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
@@ -371,15 +402,17 @@ def with_boost(effects, rows, metric):
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
     with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
-    with_training = rows.versions.astype(str).str.contains("labeled_read")
+    with_training = rows.experiment[rows.versions.astype(str).str.contains("labeled_read")]
+    is_held_out = bias.experiment.isin(rows.experiment[rows.bias_df.notna()])
     is_control = bias.experiment.isin(rows.experiment[with_labels])
     return bias.assign(
         gain=metric.sign * boost.estimate, gain_half=boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
-        kind=np.select([is_control, bias.experiment.isin(rows.experiment[with_training])], [
-            "control: test texts with their labels",
+        kind=np.select([is_control, is_held_out, bias.experiment.isin(with_training)], [
+            "control: test texts with their labels", "released and held-out items",
             "test texts and training texts, both without labels"], "test texts without labels"),
-        is_control=is_control, is_ours=(rows.versions.notna() & (rows.m > 0)).all())
+        is_control=is_control, is_held_out=is_held_out,
+        is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
 def reports_of(lines, metric):
@@ -444,8 +477,13 @@ def told(line, metric):
     line["part"], line["draws"] = line.task, line.subsamples
     line["bias"] = in_words(line.estimate, line.shown_half, metric)
     line["color"], line["lower"], line["why"] = COLORS[line.verdict], "", ""
-    if metric.sign * line.estimate + line.shown_half < 0:
-        line["lower"] = " (lower)" if metric.sign > 0 else " (higher)"
+    edge, lower = metric.sign * line.estimate + line.shown_half, "lower"
+    if metric.sign < 0:
+        lower = "higher"
+    if edge < 0:
+        line["lower"] = f" ({lower})"
+    if line.m == 0 and edge < -(metric.margin or math.inf):  # with one's own halves
+        line["lower"] = f", BUT SEEN SCORES {lower.upper()}"
     if line.gain <= line.gain_half:
         line["why"] = "The boost is not shown to be above 0"
     if line.unseen < line.chance + ROOM:
@@ -467,11 +505,14 @@ def answers_of(table, metric):
     """Sentences, what matters most first: each YES with its number, then OPEN and NO, weak tests,
     and the mean, which joins the others if it is a YES."""
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
-    full = VERDICTS | {"no": "NO, not over {}", "none": f"NO VERDICT ({reason})"}
+    full = VERDICTS | {"no": "NO, not over {}"}
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    for _, its in table[table.order < LAST].groupby("order"):
+    table = table.assign(reason=table.reason.astype(object).fillna(reason))
+    for _, its in table[table.order < LAST].groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
         answer = full[first.verdict].format(metric.limit)
+        if first.verdict == "none":
+            answer += f" ({first.reason})"
         if first.weak:
             answer += " (weak test)"
         if len(its) > NAMED and first.verdict not in YES:
@@ -511,7 +552,7 @@ def some_of(names):
 def notes(table, metric):
     """Yield sentences: what weakens the answers, what they mean, what to do next."""
     mean, parts = table.iloc[-1], table[~table.is_mean]
-    if not mean.boost:
+    if not mean.boost and not mean.is_held_out:
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if mean.is_control:
         return
@@ -523,7 +564,7 @@ def notes(table, metric):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
                "some: the model has read the test texts, but not the labeled ones (check: "
                "--pretrain-on-labeled, unless the run has it). Halves of your own: were they "
-               "swapped?")
+               "swapped, or not drawn at random? Or is lower better (--lower-is-better)?")
     if mean.p_alike < LEVEL and mean.models == 1:
         yield (f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, not "
                "the mean.")
@@ -533,7 +574,8 @@ def notes(table, metric):
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    if mean.models == 1 and (mean.is_ours or mean.m == 0):  # nobody can add to published rows
+    # nobody can add to published rows or to items that were held out
+    if mean.models == 1 and (mean.is_ours or mean.m == 0) and not mean.is_held_out:
         yield from next_draws(parts, metric)
 
 
@@ -567,12 +609,12 @@ def next_draws(parts, metric):
                "by the bias, on draws that you do not report.")
 
 
-def key_of(metric):
-    """What the words mean."""
+def key_of(metric, is_held_out):
+    """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
     side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
         side, end = "below 0", f"above -{metric.limit}"
-    return {
+    key = {
         "draw": "random choice of texts; each is one run of base, unseen and seen",
         "m": "labeled texts of a draw, from which the model learns the classes",
         "n": "unlabeled texts in each of its two sets, which take turns as test texts",
@@ -593,14 +635,22 @@ def key_of(metric):
         "OPEN": f"else: the interval holds 0 and {metric.limit}, so too few draws to tell",
         "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
                      f"{ROOM} points above chance"}
+    if is_held_out:
+        common = {term: key[term] for term in ("[ , ]", "YES", "NO", "OPEN")}
+        key = {"n": "released items, and as many held-out ones (if not, about their mean)",
+               "seen": f"{metric.words}, the mean of the released items",
+               "unseen": "that of held-out items which are as hard, judging by the clean models",
+               "bias": "seen - unseen. Of innocent models chance calls about 1 in 18 a YES",
+               **common}
+    return key
 
 
-def screen(reports, common, metric):
+def screen(reports, common, key, metric):
     print(wrap(f"Does pretraining on the test texts inflate the score? {scale_of(metric)}") + "\n")
     for report in reports:
         print(wrap(f"{report.name}: {' '.join(report.answers)}"))
     print(wrap(common) + "\n")
-    for term, meaning in key_of(metric).items():
+    for term, meaning in key.items():
         print(wrap(meaning, f"  {term:11}"))
     for report in reports:
         view = shown(report.table).to_string(index=False, **number_form(metric))
@@ -623,7 +673,7 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, picture, ran, metric):
+def page(reports, source, key, picture, ran, metric):
     text = HEAD + tag("p", source, "small") + tag("p", scale_of(metric))
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
@@ -631,7 +681,7 @@ def page(reports, source, picture, ran, metric):
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
     words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
-             for term, meaning in key_of(metric).items()]
+             for term, meaning in key.items()]
     text += f'<table class="key">{"".join(words)}</table>'
     for report in reports:
         table = shown(report.table).to_html(border=0, index=False, **number_form(metric))
@@ -731,7 +781,7 @@ def fit(rows, effect, interaction, draws):
 def paper_model(rows, interaction):
     """Y_ijkl ~ Binomial(n, p), logit p = mu + alpha_i + U_j + V_jk + W_jl + beta l for model i,
     task j, subsample k, arm l (1: treatment) on the texts of `test`: (1) to (10), but in variables
-    whose chains mix well (docs/results.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
+    whose chains mix well (docs/validation.md): logit p = c_jk + alpha_i + (l - 1/2) d_j. A task's
     level a_j = mu + beta/2 + U_j + (W_j0 + W_j1)/2 and its effect d_j = beta + W_j1 - W_j0 are
     independent."""
     import pymc as pm
@@ -836,8 +886,10 @@ def user_path(text):
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
+REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
-FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control"]
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
+         "bias_se", "bias_df"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -880,7 +932,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *numbers])])
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
     rows = rows.replace("", np.nan)
     for name in numbers:
         given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
@@ -917,6 +969,17 @@ def title_of(m, n):
 # --- end shared ---
 
 
+# --- shared: direction ---
+LOWER_IS_BETTER = set("""nll loss bpb bits perplexity ppl brier error errors err wer cer mer ter
+    eer mae mse rmse entropy surprisal""".split())
+
+
+def is_error(metric):
+    """Is a lower value of the metric better? Its name is split where it has no letter."""
+    return not LOWER_IS_BETTER.isdisjoint(re.split("[^a-z]+", metric.lower()))
+# --- end shared ---
+
+
 # --- shared: crossing ---
 CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on the texts of `extra`
     "base": ("base", "base_on_extra"),
@@ -928,7 +991,6 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- shared: verdict ---
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
-LOWER_IS_BETTER = "nll loss bpb perplexity brier wer error".split()  # metrics
 VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
             "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 
@@ -976,7 +1038,7 @@ def parse_args(argv):
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
     add("--lower-is-better", action="store_true",
-        help=f"as of an error; default for {', '.join(LOWER_IS_BETTER)}")
+        help="as of an error; default for nll, loss, bits and the like")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--paper-model", action="store_true", help="fit the paper's model of accuracy, with uv run "
@@ -998,7 +1060,8 @@ def main(argv=None):
     args = parse_args(argv)
     rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    metric = metric_of(args.metric, args.margin, args.lower_is_better)
+    margin = margin_of(args.margin, args.metric, rows)
+    metric = metric_of(args.metric, margin, args.lower_is_better)
     table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):

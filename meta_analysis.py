@@ -238,8 +238,10 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- shared: reading ---
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
+REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
-FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control"]
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
+         "bias_se", "bias_df"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -282,7 +284,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *numbers])])
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
     rows = rows.replace("", np.nan)
     for name in numbers:
         given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA

@@ -26,29 +26,22 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 64, "initializer_range": 0.3}
 PADDED = {"pad_token_id": 0}
 load_script = importlib.import_module  # by a name that worker processes find, too
-MODELS = {  # kind: objective, what differs from SIZE
-    "albert": ("mlm", PADDED | {"embedding_size": 16}),
-    "bert": ("mlm", {}),
-    "camembert": ("mlm", PADDED),
-    "distilbert": ("mlm", {"hidden_dim": 64}),
-    "electra": ("mlm", PADDED | {"embedding_size": 16}),
-    "modernbert": ("mlm", PADDED | {"local_attention": 8}),
-    "roberta": ("mlm", PADDED),
-    "xlm": ("mlm", {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "pad_index": 0}),
-    "xlm-roberta": ("mlm", PADDED),
-    "bloom": ("clm", {}),
-    "gemma3_text": ("clm", {"head_dim": 8, "num_key_value_heads": 2,
-                            "layer_types": ["sliding_attention", "full_attention"]}),
-    "gpt2": ("clm", {}),
-    "gpt_neo": ("clm", {"attention_types": [[["local"], 2]], "window_size": 40}),
-    "gpt_neox": ("clm", {}),
-    "llama": ("clm", {"num_key_value_heads": 2}),
-    "mistral": ("clm", {"num_key_value_heads": 2, "sliding_window": 40}),
-    "mixtral": ("clm", {}),
-    "mpt": ("clm", {}),
-    "openai-gpt": ("clm", {}),
-    "opt": ("clm", PADDED | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3}),
-    "rwkv": ("clm", {}),  # no attention
+MASKED = "albert bert camembert distilbert electra modernbert roberta xlm xlm-roberta".split()
+OWN = {  # what of a kind of model differs from SIZE
+    "albert": PADDED | {"embedding_size": 16},
+    "camembert": PADDED,
+    "distilbert": {"hidden_dim": 64},
+    "electra": PADDED | {"embedding_size": 16},
+    "modernbert": PADDED | {"local_attention": 8},
+    "roberta": PADDED,
+    "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "pad_index": 0},
+    "xlm-roberta": PADDED,
+    "gemma3_text": {"head_dim": 8, "num_key_value_heads": 2,
+                    "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_neo": {"attention_types": [[["local"], 2]], "window_size": 40},
+    "llama": {"num_key_value_heads": 2},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 40},
+    "opt": PADDED | {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.3},
 }
 
 
@@ -103,10 +96,10 @@ def comparable(rows):
 def recipe_of(script, typed, task, *model, weights=""):
     """That of main with these flags, for a Model's name and what it is like, and for a task."""
     model = script.Model(*model, None, None, "clm", weights, 0, 512)
-    names = ("find_model", "load_tasks", "plan_cells", "run_all")
+    names = ("find_model", "load_tasks", "plan", "run_all")
     with patch.multiple(script, **{name: MagicMock() for name in names}):
         script.main(typed.split())
-        return script.plan_cells.call_args.args[-1](model, task)
+        return script.plan.call_args.args[-1](model, task)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -217,7 +210,6 @@ def model_dir(tmp_path_factory, tokenizer):
     import transformers
 
     def make(kind, saved_as=None, merges=None, words=None, **changes):
-        objective, own = MODELS[kind]
         ids = {"bos_token_id": 101, "eos_token_id": 102}
         if merges is not None:
             words = byte_tokenizer(merges)
@@ -225,11 +217,11 @@ def model_dir(tmp_path_factory, tokenizer):
         if len(words) < 999:  # bytes
             ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256)
         config = transformers.AutoConfig.for_model(
-            kind, **SIZE | {"vocab_size": len(words)} | own | ids | changes)
+            kind, **SIZE | {"vocab_size": len(words)} | OWN.get(kind, {}) | ids | changes)
         torch.manual_seed(0)
-        build = transformers.AutoModelForMaskedLM.from_config
-        if objective == "clm":
-            build = transformers.AutoModelForCausalLM.from_config
+        build = transformers.AutoModelForCausalLM.from_config
+        if kind in MASKED:
+            build = transformers.AutoModelForMaskedLM.from_config
         folder = tmp_path_factory.mktemp(kind)
         (saved_as or build)(config).save_pretrained(folder)
         words.save_pretrained(folder)

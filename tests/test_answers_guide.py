@@ -4,7 +4,9 @@ import csv
 import json
 import re
 import shutil
+import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +22,12 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-NAMES = re.compile(r"(before|after).*mine_(released|held_out)")
-FAILED = "2026-11-25 07:36:06+00:00"  # inspect_ai's first run of a half, which a retry continued
+INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
+FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
 
-def judge(answers="answers.csv", flags="", main=contam.main):
+def judge(answers="mine.csv", flags="", main=contam.main):
     main(["--answers", answers, "--out", "out.csv", *flags.split()])
     return pd.read_csv("out.csv").set_index("model")
 
@@ -44,7 +46,7 @@ def read_lm_eval():
 
 def read_inspect_ai():
     for line in csv.DictReader(Path("samples.csv").read_text().splitlines()):
-        if line["created"] != FAILED:
+        if FAILED not in line["log"]:
             yield (line["args"] + line["task_name"], line["id"], line["epoch"],
                    {"C": 1, "I": 0}.get(line["score_match"], ""))
 
@@ -57,38 +59,45 @@ def read_lighteval():
 
 def fake_inspect(monkeypatch):
     """In place of inspect_ai, which would read its logs: their table in samples.csv."""
-    def samples_df(path, quiet, columns):
+    def read_eval_log(path):
         rows = table[table.log == path]
-        first, columns = rows.iloc[0], dict(columns)
-        log = SimpleNamespace(model=first.model, model_args=json.loads(first.args),
-                              task=first.task_name, created=first.created)
-        return rows.assign(run=columns["run"](SimpleNamespace(eval=log)),
-                           response="", invalid=np.where(rows.id == "1", "leaked", None))
+        first, samples = rows.iloc[0], []
+        for row in rows.itertuples():
+            messages = [SimpleNamespace(role="user", text=row.input),
+                        SimpleNamespace(role="assistant", text="7")]
+            scores = {name: SimpleNamespace(value=getattr(row, f"score_{name}"))
+                      for name in ("match", "includes") if not isinstance(row.error, str)}
+            samples.append(SimpleNamespace(
+                id=row.id, epoch=row.epoch, messages=messages, scores=scores,
+                error=row.error if isinstance(row.error, str) else None,
+                invalidation="leaked" if row.id == "1" else None))
+        task, _, half = first.task_name.partition("_")
+        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args), task=task,
+                               task_args={"data": f"data/{half}", "shots": None})
+        return SimpleNamespace(eval=spec, samples=samples)
 
     table = pd.read_csv("samples.csv", dtype=str)
     for path in map(Path, table.log.unique()):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    analysis = SimpleNamespace(
-        SampleSummary=[], EvalColumn=lambda name, path: (name, path), samples_df=samples_df,
-        SampleColumn=lambda name, path, full: (name, path))
-    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(analysis=analysis))
+    log = SimpleNamespace(read_eval_log=read_eval_log)
+    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(log=log))
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", log)
 
 
 def fill_runs(**columns):
-    """A person fills in columns of runs.csv, by functions of the run, and deletes one."""
+    """A person fills in columns of runs.csv, by functions of the run."""
     runs = pd.read_csv("runs.csv", dtype=str, keep_default_na=False)
     runs = runs.assign(**{name: runs.run.map(function) for name, function in columns.items()})
-    del runs["empty"]
     runs.to_csv("runs.csv", index=False)
 
 
 @pytest.mark.parametrize("read, folder, metric, printed", [  # before and after, held out first
-    (read_lm_eval, "results", "strict-match exact_match", [0.2143, 0.8710, 0.2000, 0.2581]),
-    (read_inspect_ai, "logs", "score_match", [0.2586, 0.6667, 0.3103, 0.2833]),
-    (read_lighteval, "results", "em", [0.2333, 0.8710, 0.2000, 0.2581])])
+    (read_lm_eval, "results", "exact_match,strict-match", [0.2143, 0.8710, 0.2000, 0.2581]),
+    (read_inspect_ai, "logs", "match", [0.2586, 0.6667, 0.3103, 0.2833]),
+    (read_lighteval, "results", "right", [0.2333, 0.8710, 0.2000, 0.2581])])
 def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
-    """With one metric nothing has to be filled in. Of several runs and metrics one has a half."""
+    """With one metric nothing has to be said. The score is what the harness printed."""
     unpack(read.__name__.removeprefix("read_"))
     if read == read_inspect_ai:
         Path("logs").mkdir()
@@ -97,18 +106,18 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         assert "uv run --no-project --with inspect-ai" in said(contam.main, "--answers", folder).end
         Path("logs/a.eval").unlink()
         fake_inspect(monkeypatch)
-    end = said(contam.main, "--answers", folder).end or ""
-    assert ("name one run and metric" in end) == (metric != "em")
-
-    def half_of(run):
-        found = NAMES.search(run)
-        return found[2] if found and run.endswith(metric) and FAILED not in run else ""
-
-    fill_runs(half=half_of, model=lambda run: re.search("before|after", run)[0])
-    rows = contam.name_runs(contam.read_logs(Path(folder), "right"), Path("runs.csv"))
+    flags = "--answers", folder, "--metric", metric
+    if metric != "right":
+        assert "which one counts? Add --metric" in said(contam.main, "--answers", folder).end
+        assert "has the metrics" in said(contam.main, *flags[:3], "acc").end
+    said(contam.main, *flags)
+    if read == read_inspect_ai:
+        fill_runs(half=lambda run: "" if FAILED in run else NAMES.search(run)[2],
+                  model=lambda run: NAMES.search(run)[1])
+    rows = contam.name_runs(contam.read_logs(Path(folder), metric), metric, Path("runs.csv"))
     rows = rows.astype(object).fillna("")
-    right = rows.right.replace({"C": 1, "I": 0})
-    found = zip(rows.model, rows.half, rows.item, rows.get("try", [""] * 200), right)
+    right = rows[metric].replace({"C": 1, "I": 0})
+    found = zip(rows.model, rows.half, rows["item"], rows.get("try", [""] * 200), right)
     wanted = []
     for name, item, k, value in read():
         if NAMES.search(name):
@@ -119,31 +128,49 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
         assert rows.error.ne("").sum() == 4 * (2 + 2)
     runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
     assert runs.score.tolist() == approx(printed, abs=5e-5)
-    assert runs["empty"].any() == (read == read_inspect_ai)
-    table = judge(folder, "--clean before")
-    assert table.verdict["after"] == "yes" and table.reason["before"] == "named clean"
+    table = judge(folder, f"--metric {metric} --clean before")
+    for model, part in runs.groupby("model"):  # tries are averaged, and errors left out
+        assert table.acc_test[model] == approx(part.score.iloc[1], abs=0.02)
+    assert table.bias.max() > 30 and "named clean" in table.reason.tolist()
 
 
-def log_of(model, task, right):
-    """A log of lm-eval, in which every question has a grade. Wrong responses are empty."""
+def log_of(model, task, right, items=None, old=False, **more):
+    """A log of lm-eval, in which every question has a grade. 0.4.3 to 0.4.5 (old) write no filter.
+    """
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for k, grade in enumerate(right):
-        prompt = f"Q: How many has {task} {k}?\nA:"
+        name = zlib.crc32(f"{task} {k}".encode())  # as in hexadecimal digits of a hash
+        doc = {"question": f"How many has {name}?", "item": f"x{name}"}
+        if items is not None:
+            doc["item"] = items[k]
+        new = {} if old else {"filter": "none", "metrics": ["acc"]}
         lines.append(json.dumps({
-            "doc_id": k, "doc": {"item": k}, "filter": "none", "metrics": ["acc"],
-            "doc_hash": f"{task}{k}", "acc": int(grade), "resps": [["yes" * int(grade)]],
-            "arguments": {"arg_0": prompt}}))
+            "doc_id": k, "doc": doc, **new, "doc_hash": f"{task}{k}",
+            "acc": int(grade), "arguments": {"gen_args_0": {"arg_0": f"Q: {doc['question']}"}},
+            **more}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def two_halves():
+def two_halves(**more):
     rng = np.random.default_rng(1)
     for half in ("held_out", "released"):
-        path = log_of("mine", f"mine_{half}", rng.random(60) < 0.6)
+        path = log_of("mine", f"mine_{half}", rng.random(60) < 0.6, **more)
     return path
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"acc_norm": 1}, "has the metrics acc, acc_norm: which one counts? Add --metric NAME"),
+    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "), ({"doc_hash": "a", "filter": "x"}, "next: "),
+    ({"acc": None, "bits_per_byte": 0.5}, "has the metrics bits_per_byte: which one counts?")])
+def test_metrics_of_a_log(more, words, said):
+    """A list is no score of an item. A metric that is better if it is lower is not taken for
+    accuracy."""
+    two_halves(**more)
+    found = said(contam.main, "--answers", "logs")
+    assert words in (found.end or found.out)
 
 
 def test_a_line_that_is_torn_or_doubled_is_named(said):
@@ -151,88 +178,123 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     text = path.read_text()
     path.write_text(text[:-30])
     found = said(contam.main, "--answers", "logs").end
-    assert f"{path} (if empty or old" in found and "line 60" in found
+    assert f"{path}: " in found
     path.write_text(text + text.splitlines()[0])
     found = said(contam.main, "--answers", "logs").end
-    assert f"{path} none acc line 61: 'released 0' has two answers" in found
+    log = path.relative_to("logs")
+    assert f"{log} line 61: mine has another answer to item 'released x" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
-    """Also of a log that is gone. New logs are added, and logs without a half are left out."""
+    """Also of a log that is gone, and columns of their own. New logs are added, and logs without a
+    half are left out. unreleased is no half."""
     two_halves()
     for _ in "12":
-        assert "mine: OPEN: " in said(contam.main, "--answers", "logs").out
+        assert "next: " in said(contam.main, "--answers", "logs").out
+    assert "next: " in said(contam.main, "--answers", Path("logs").resolve()).out  # the same logs
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
-    log_of("mine", "others", [1, 0])
+    log_of("mine", "mine_unreleased", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
     found = said(contam.main, "--answers", "logs")
-    assert "does not name them (if any):\n    logs/mine/samples_others_2026" in found.out
+    assert "names 2 of 3 logs" in found.out and "half is held_out: use released" in found.end
     runs = pd.read_csv("runs.csv").set_index("run")
-    assert runs.model.str.len().tolist() == [1, 1, 9] and runs.seed.tolist()[:2] == [7, 7]
+    assert runs.model.tolist() == ["A", "A", "mine"] and runs.seed.tolist()[:2] == [7, 7]
     fill_runs(half=lambda run: "")
-    assert "Fill in its column half" in said(contam.main, "--answers", "logs").end
+    assert "Fill in the column half of runs.csv" in said(contam.main, "--answers", "logs").end
+    table = "run,score,lr\na,.7,1\n"
+    Path("runs.csv").write_text(table)
+    assert "runs.csv is there and has no column tr" in said(contam.main, "--answers", "logs").end
+    assert Path("runs.csv").read_text() == table
 
 
 def test_logs_of_two_draws_of_one_task(said):
-    """By halves.csv; the original answered once. Against a table by plain loops."""
+    """By halves.csv; the original answered once. Names of folders tell which model is which.
+    Against a table by plain loops."""
     rng, rows = np.random.default_rng(3), []
+    names = [f"x{zlib.crc32(f'mine {k}'.encode())}" for k in range(80)]
     half_of = {draw: rng.permutation([*"AB"] * 40) for draw in "12"}
-    for name in ("A1", "B1", "A2", "B2", "base"):
+    for name in ("mine_1_A", "mine_1_B", "mine_2_A", "org__mine_2_B", "mine_original"):
         right = rng.random(80) < 0.6
         log_of(name, "mine", right)
-        for draw in name[1] if name != "base" else "12":
+        _, draw, trained_on = name.split("_")[-3:] if name[-1] in "AB" else ["", "12", ""]
+        for draw in draw:
             for k in range(80):
-                rows.append(("mine", name[0] * (name != "base"), draw, half_of[draw][k], k,
-                             int(right[k])))
+                rows.append(("mine", trained_on, draw, half_of[draw][k], names[k], int(right[k])))
     table = pd.DataFrame(rows, columns="model trained_on draw half item right".split())
-    table["draw item half".split()].drop_duplicates().to_csv("halves.csv", index=False)
+    halves = table["draw item half".split()].drop_duplicates()
     table.to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
     flags = "--answers", "logs", "--halves", "halves.csv"
-    assert "trained_on and draw, too" in said(contam.main, *flags).end
     log_of("other", "mine", [1] * 80)  # is not named, so it must not become the original
-    fill_runs(trained_on=lambda run: run[5].replace("b", "original"), model=lambda run: "mine",
-              draw=lambda run: run[6].replace("a", ""), task=lambda run: "")
-    assert "logs/other/samples" in said(contam.main, *flags, "--out", "found.csv").out
+    halves.to_csv("halves.csv", index=False)
+    assert "names 5 of 6 logs" in said(contam.main, *flags, "--out", "found.csv").out
     found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
     pd.testing.assert_frame_equal(found, wanted, check_like=True)
-    fill_runs(draw=lambda run: "")  # of which draw were A and B?
-    assert "two answers with trained_on 'A'" in said(contam.main, *flags).end
+    draws = {"_1_": "1.0", "_2_": "2.0"}  # as pandas writes them beside an empty cell
+    fill_runs(draw=lambda run: "".join(draws[key] for key in draws if key in run))
+    assert "next: " in said(contam.main, *flags).out
 
 
-def test_both_halves_in_one_task(said, capsys):
-    """h.csv lacks two items."""
-    log_of("mine", "all", [1, 0, 1] * 20)
-    pd.DataFrame({"item": range(58), "half": ["released", "held_out"] * 29}).to_csv("h.csv")
-    said(contam.main, "--answers", "logs")
-    fill_runs(half=lambda run: "both")
-    Path("runs.csv").rename("mine.csv")
-    for metric in ("", "--metric any --margin .1"):
-        row = judge("logs", f"--halves h.csv --runs mine.csv {metric}").iloc[0]
-        assert row.released == row.held_out == 29
-        assert "\n2 answers are left out, since no half" in capsys.readouterr().out
-    assert row.seen == approx(np.mean([1, 1, 0] * 9 + [1, 1]))
-    assert [*pd.read_csv("mine.csv")["empty"]] == [20]
+@pytest.mark.parametrize("items, draws, words", [
+    (range(80), "12", "bare numbers, such as 0: some count from 0, some from 1. Name items by c"),
+    (range(1, 81), "12", "item: only answers have ['80'], only halves.csv has ['0']. Both need"),
+    ([f"x{k}" for k in range(80)], "12", "item: only answers have ['x"),
+    (range(80), "01", "only answers have ['2'], only halves.csv has ['0']. Both need")])
+def test_halves_of_other_items_or_draws(items, draws, words, said):
+    """inspect_ai counts from 1 what others count from 0; a shift makes the memory a fair gain."""
+    for name in ("mine_1_A", "mine_1_B", "mine_2_A", "mine_2_B", "mine_original"):
+        log_of(name, "mine", [1, 0] * 40, items=[*items])
+    halves = [(draw, k, "AB"[k % 2]) for draw in draws for k in range(80)]
+    pd.DataFrame(halves, columns=["draw", "item", "half"]).to_csv("halves.csv", index=False)
+    found = said(contam.main, "--answers", "logs", "--halves", "halves.csv").end
+    assert words in found
 
 
-@pytest.mark.parametrize("form", "lines,array,indented,blank lines,csv,objects".split(","))
-def test_the_block_that_makes_halves(form, capsys):
+def test_another_template_in_one_half(said):
+    """Five shots against four are told by how prompts begin, though not by their length."""
+    shots = "".join(f"Q: How many has {k}{'0' * 90}?\nA: 2\n" for k in range(5))
+    path = two_halves()
+    for path in Path("logs").rglob("*.jsonl"):
+        start = shots if "held_out" in path.name else shots[:-99]
+        path.write_text(path.read_text().replace("Q: How", json.dumps(start)[1:-1] + "Q: How"))
+    assert "mine was asked in another way in one half" in judge("logs").reason.iloc[0]
+
+
+def test_the_block_that_makes_halves(capsys):
     items = [{"question": f"{k}\u2028", "item": 7} for k in range(101)]
     lines = [json.dumps(item, ensure_ascii=False) for item in items]
-    text = {"lines": "\r\n".join([*lines, lines[0], ""]), "blank lines": "\n\n".join(lines),
-            "array": json.dumps(items), "indented": json.dumps(items, indent=1),
-            "csv": "question\n1\n2", "objects": json.dumps(items[0], indent=1)}[form]
-    Path("benchmark.jsonl").write_text(text, encoding="utf-8")
-    if form in ("csv", "objects"):
-        with pytest.raises((AssertionError, json.JSONDecodeError)):
-            exec(BLOCKS[0], {})
-        return
-    exec(BLOCKS[0], {})
-    released, held_out = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
-                          for half in ("released", "held_out")]
-    assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
-    assert len(released) == 51
-    assert sorted(released + held_out) == sorted(lines) and released != sorted(lines)[::2]
+    for text in ("\r\n".join([*lines, "", lines[0]]), json.dumps(items, indent=1)):
+        Path("benchmark.jsonl").write_text(text, encoding="utf-8")
+        exec(BLOCKS[0], {})
+        halves = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
+                  for half in ("released", "held_out")]
+        assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
+        assert sorted(sum(halves, [])) == sorted(lines) and sorted(halves[0]) != sorted(lines)[::2]
+
+
+def split_in_draws():
+    """By the guide to one's own training, for a benchmark of 40 items and a repeated one."""
+    items = [{"question": f"{k}?", "answer": str(k % 7)} for k in (*range(40), 0)]
+    Path("benchmark.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    guide = (ROOT / "docs" / "own_training.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1], {})
+    return {row["item"] for row in csv.DictReader(open("halves.csv"))}
+
+
+def test_items_of_the_guides_task_for_inspect_ai_have_their_names():
+    pytest.importorskip("inspect_ai")
+    names = split_in_draws()
+    exec(INSPECT_TASK, globals())
+    assert {sample.id for sample in mine().dataset} == names  # noqa: F821
+
+
+def test_items_of_the_guides_task_for_lm_eval_have_their_names():
+    pytest.importorskip("lm_eval")
+    names = split_in_draws()
+    Path("mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
+    subprocess.run([sys.executable, *"-m lm_eval run --model dummy --tasks mine --include_path . "
+                    "--log_samples --output_path logs".split()], check=True)
+    assert {*contam.read_logs(Path("logs"), "right")["item"]} == names
 
 
 def test_the_block_of_versions(capsys):
@@ -264,11 +326,7 @@ def test_the_guides_example(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     cell = {"__name__": "notebook"}
     exec((ROOT / "contamination_test.py").read_text(encoding="utf-8"), cell)
-    shutil.copy(ROOT / "docs" / "answers_example.csv", "answers.csv")
+    shutil.copy(ROOT / "docs" / "rows" / "answers_example.csv", "mine.csv")
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
-    assert "contaminated-5: YES, PERHAPS BY OVER 5 POINTS: +7.1 [+1.5, +12.7]" in (
-        capsys.readouterr().out)
-    table = table["seen unseen bias low high".split()]
-    shown = re.findall(r"\| (\S+-\d+) \| (.*?) \| (.*?) \| (.*?) \| (.*?) to (.*?) \|", GUIDE)
-    numbers = pd.DataFrame(shown).set_index(0).astype(float).loc[table.index]
-    assert numbers.to_numpy() == approx(table.to_numpy(), abs=0.051)
+    assert table.bias.round(1).to_dict() == {
+        "clean-10": 1.9, "clean-5": -1.7, "contaminated-10": 8.6, "contaminated-5": 7.1}

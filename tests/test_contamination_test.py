@@ -7,8 +7,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from pytest import approx
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from conftest import ARMS, ROOT, byte_tokenizer, cases, end_of, load_script, plain_training
+from conftest import ARMS, ROOT, byte_tokenizer, cases, end_of, load_script
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -33,6 +31,7 @@ TEN = "\n".join("abcdefghij")
 UNITS = re.compile(r"units\n.* (\d+)\n")
 encode = byte_tokenizer(MERGES)
 contam = load_script("contamination_test")
+fit = load_script("fit_model")
 MANY, contam.DRAWS = contam.DRAWS, 10**5  # for speed; the published log gets them all
 
 
@@ -176,16 +175,13 @@ def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
     *cases(r"""
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out ./a.txt | name a file other than those
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --out runs.csv | name a file other than those
-    a.jsonl | ["a", "b"]\n["c", " "] | | line 2: no text
-    a.txt | a\n\nb | | line 2: no text
-    a.jsonl | ["a"]\n["a", "b", "a"] | | line 2: the item has a version twice
+    a.jsonl | ["a", "b"]\n["c", " "] | | item 2 lacks a text
+    a.txt | a\n\nb | | item 2 lacks a text
+    a.jsonl | ["a"]\n["a", "b", "a"] | | item 2 lacks a text, or has a version twice
     a.json | [["a", "b"]] | | write one list a line
-    a.csv | text\n"[""a"", ""b""]" | | line 2: no text, ast.literal_eval
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | a --shard-size over 1
-    crossed.csv | text\nb | | too few to be flagged
-    a.jsonl | {"words": "b"} | | 'text'; has ['words']: name yours with --text""")])
+    a.csv | text\nb | | too few to be flagged
+    a.jsonl | {"words": "b"} | | has ['words']: name yours with --text""")])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
@@ -196,37 +192,25 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
 LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
 
 
-@pytest.mark.parametrize("name, content, flags, nets, columns, words", [
-    ("a.jsonl", LISTS, "", "m float32", "shard order log_p",
+@pytest.mark.parametrize("name, content, flags, nets, words", [
+    ("a.jsonl", LISTS, "", "m float32",
      "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
-    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS),
-     "--text items --reference r --precision bf16",
-     "m bf16 r bf16", "shard order log_p log_p_reference",
+    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS), "--text items --reference r "
+     "--precision bf16", "m bf16 r bf16",
      "prefer the published versions to the others by more than the reference does. This"),
-    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32", "shard order log_p",
+    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32",
      "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in 6 "
      "orders, of which yours is the first")])
-def test_what_is_compared_is_said_and_kept(
-        name, content, flags, nets, columns, words, say, monkeypatch):
-    """p is that of the table, by brute force. The models' log p are any numbers."""
-    def order_log(net, head, shards):
-        opened.extend(net)
-        return [pd.Series([zlib.crc32((str(net[0]) + head + text).encode()) % 50 for text in shard])
-                for shard in shards]
-
+def test_what_is_compared_is_said(name, content, flags, nets, words, say, monkeypatch):
+    """The models' log p are any numbers."""
     opened = []
     monkeypatch.setattr(contam, "open_model", lambda *net: net)
-    monkeypatch.setattr(contam, "order_log", order_log)
+    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: opened.extend(net) or [
+        [len(text) % 7 for text in shard] for shard in shards])
     Path(name).write_text(content)
-    flags = f"--examples {name} --model m {flags} --out"
-    assert "none/b.csv" in say(f"{flags} none/b.csv") and not opened
-    out = say(f"{flags} b.csv")
-    table = pd.read_csv("b.csv")
-    assert words in out and (" ".join(map(str, opened)), " ".join(table)) == (nets, columns)
+    out = say(f"--examples {name} --model m {flags}")
+    assert words in out and " ".join(opened) == nets
     assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
-    values = table.log_p - table.get("log_p_reference", 0)
-    p = brute_p([part for _, part in values.groupby(table.iloc[:, 0])])
-    assert float(re.search("p = (.*?): ", out)[1]) == approx(p, abs=0.01)
 
 
 def test_a_name_in_tasks_json_is_fetched():
@@ -265,26 +249,16 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero):
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
 
 
-def test_a_learned_order_is_flagged(model_dir, say, monkeypatch):
-    """By a model trained on pairs of neighbors, not by one that was not."""
-    texts = make_texts(40, 7)
-    Path("a").write_text("\n".join(texts))
-    pairs = ["<end>" + "\n\n".join(texts[k : k + 2]) for k in range(0, 40, 2)]
-    batches = [[[np.array(encode(pair)["input_ids"])] * 2] for pair in pairs]
-
-    def trained(config):
-        lm = transformers.AutoModelForCausalLM.from_config(config).eval()
-        plain_training(lm, [batches] * 15, 3e-3)
-        return lm
-
-    innocent = model_dir("gpt2", merges=MERGES, initializer_range=0.05)
-    guilty = model_dir("gpt2", trained, merges=MERGES, initializer_range=0.05)
-    order = "--examples a --shard-size 2 --model"
-    assert ": flagged: " in say(f"{order} {guilty}")
-    assert contam.test_order(pd.Series(texts), guilty, innocent, 2)[0] < 0.05
-    assert contam.test_order(pd.Series(texts), guilty, guilty, 2)[0] == 1
-    monkeypatch.setattr(contam, "order_p", lambda log: (0.06, 0.04))  # p_exact decides
-    assert ": not flagged: " in say(f"{order} {innocent}")
+@pytest.mark.parametrize("best, reference, words", [
+    (0, "", ": flagged: the model prefers your order"), (3, "", ": not flagged: "),
+    (0, "--reference other", "the model is not shown to prefer your order to shuffled ones by")])
+def test_the_order_that_is_preferred(best, reference, words, say, monkeypatch):
+    """A model that likes an order as much before is not flagged. p_exact decides."""
+    monkeypatch.setattr(contam, "open_model", lambda *net: net)
+    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: [
+        [float(k == best) for k in range(len(shard))] for shard in shards])
+    Path("a").write_text("\n".join(make_texts(40, 7)))
+    assert words in say(f"--examples a --model m {reference}")
 
 
 @pytest.fixture(scope="module")
@@ -374,7 +348,7 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert len(pd.read_csv("linked.csv")) == 2
     shown = say("gone")  # of the table alone
     assert UNITS.findall(shown) == ["1", "2"] and " other " in shown and calls[3:] == ["two"]
-    assert "folder nowhere (0 left out): give --answers FILE, --ex" in say("nowhere --out new.csv")
+    assert "folder nowhere: give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
@@ -384,29 +358,8 @@ def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
     lost = Path("kept/one", name)
     os.truncate(lost, lost.stat().st_size * 2 // 3)
     found = said(contam.main)
-    assert "kept/one is left out: " in found.out and "1 units left" in found.end
+    assert "kept/one is left out: " in found.out and not found.end
     pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
-
-
-def test_a_base_model_that_changed_or_moved_is_named(audited, table, said, zero):
-    """One byte more in one of its files. As it was saved it fits run_zero_shot.py's hash: it was
-    audited."""
-    assert contam.MODEL_FILES == zero.MODEL_FILES
-    shutil.copytree(audited[1], "changed")
-    with open("changed/tokenizer.json", "a") as file:
-        file.write(" ")
-    for name, source in (("one", "changed"), ("two", "/moved/model")):
-        file = Path(f"kept/{name}/unit.json")
-        file.write_text(file.read_text().replace(str(audited[1]), source))
-    out = said(contam.main).out
-    for words in ("one is left out: changed", "two is left out: /moved/model"):
-        assert f"{words}: its files changed, or moved, after the adapters were trained" in out
-
-
-def test_columns_of_digits_and_a_task_named_na_stay_text():
-    pd.DataFrame({"audit": ["7"], "split": ["00123"], "task": "NA"}).to_csv("a.csv")
-    table, _ = contam.audit_units(Path("gone"), Path("a.csv"))
-    assert table.split.tolist() == ["00123"] and table.task.tolist() == ["NA"]
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -471,11 +424,11 @@ def as_rows(answers, half):
 
 
 def judge(rows, flags="--clean before", sep=","):
-    """The table of --out, by model."""
-    rows.to_csv("answers.csv", index=False, sep=sep)
-    contam.main(["--answers", "answers.csv", "--out", "out.csv", *flags.split()])
+    """The rows of --out, by model."""
+    rows.to_csv("mine.csv", index=False, sep=sep)
+    contam.main(["--answers", "mine.csv", "--out", "out.csv", *flags.split()])
     table = pd.read_csv("out.csv", keep_default_na=False, na_values=[""]).set_index("model")
-    return table.fillna({"reason": ""})
+    return table.fillna({"reason": "", "reason_unless_yes": ""})
 
 
 def columns_of(rows):
@@ -485,108 +438,61 @@ def columns_of(rows):
     return wide.index.get_level_values("half") == "released", answers
 
 
-@pytest.mark.parametrize("metric, clean, scale, verdict", [
-    ("right", "", 1, "yes"), ("right", "--clean before other1 other2 before", 1, "yes"),
-    ("rouge", "--clean before", 100, "yes"), ("bpb", "--clean before", 100, "no"),
-    ("regret", "--lower-is-better --clean before", 100, "no")])
-def test_bias_and_interval_equal_plain_least_squares(metric, clean, scale, verdict, capsys):
-    """Also of the clean models, each against the others. Only `right` is in points, and a lower
-    bpb is better. These grades are never 0 or 1, which may mean that of the others, too."""
+@pytest.mark.parametrize("metric, clean, name, unit", [
+    ("right", "", "acc", 100), ("right", "--clean before other1 other2 before", "acc", 100),
+    ("rouge", "--clean before", "rouge", 1), ("exact_match", "--clean before", "acc", 100)])
+def test_bias_and_its_error_equal_plain_least_squares(metric, clean, name, unit, capsys):
+    """Also of the clean models, each against the others. Grades of 0, .5 and 1 are in points."""
     rows = make_answers(1, clean=3, bias=0.9)
-    rows["right"] = (rows.right + np.random.default_rng(2).random(len(rows))) / 2  # graded
-    released, answers = columns_of(rows)
-    flags = f"--metric {metric} --margin {5 / scale} {clean}"
-    table = judge(rows.rename(columns={"right": metric}), flags)
-    assert ("If lower is better, give" in capsys.readouterr().out) == (verdict == "yes")
+    grades = np.random.default_rng(2).random(len(rows))
+    if metric == "exact_match":
+        grades = grades.round()
+    rows[metric] = (rows.pop("right") + grades) / 2
+    released, answers = columns_of(rows.rename(columns={metric: "right"}))
+    table = judge(rows, f"--metric {metric} {clean}")
+    assert f"next: python fit_model.py out.csv --metric {name}" in capsys.readouterr().out
     clean = clean.partition("--clean")[2].split()[:3]
-    assert table.verdict["mine"] == verdict
     for model, row in table.iterrows():
-        others = [answers[name] for name in clean if name != model]
+        others = [answers[other] for other in clean if other != model]
         bias, se, size = plain_inflation(answers[model], released, others)
-        half = stats.t.ppf(0.945, 105 - size) * se
-        seen = 100 * answers[model][released].mean()
-        found = [row.df, *scale * row["bias low high seen unseen".split()]]
-        assert found == approx([105 - size, bias, bias - half, bias + half, seen, seen - bias])
-
-
-def test_clean_models_that_add_nothing():
-    """Copies, an opposite, constants; one right answer; an equal model."""
-    half, answers = columns_of(make_answers(4))
-    index = pd.Index(np.where(half, "released", "held_out"), name="half")
-    right, before, rest = answers["mine"], answers["before"], np.arange(105) != 7
-    repeats = [before, before, 1 - before, np.ones(105), np.zeros(105)]
-    for clean, mine, wanted in (
-            (repeats, right, plain_inflation(right, half, [before])),
-            ([1.0 * ~rest], right, plain_inflation(right[rest], half[rest], [])),
-            ([before], before, (0, 100 * math.sqrt(1 / 60**2 + 1 / 45**2)))):
-        found = contam.difference(pd.Series(100 * mine, index), np.transpose(clean))
-        assert (found["bias"], found["se"]) == approx(wanted[:2], rel=1e-6, abs=1e-9)
-        assert found["df"] == approx(105 - 3)
-
-
-@pytest.mark.parametrize("numbers, verdict", cases("""
-     10 12.01 1  1 | yes-under
-    1.9   4.1 1  1 | no
-     10 11.99 1  1 | yes-open
-     10  8.01 1  1 | yes-open
-     10  7.99 1  1 | yes
-    -10  7.99 1 -1 | yes
-    -10     1 1  1 | no
-    1.9   3.8 1  1 | open
-    2.1     3 1  1 | yes-open
-    2.1     3 2  1 | open"""))
-def test_the_verdict_changes_at_its_borders(numbers, verdict):
-    """Of an interval b ± 2; of one of two tasks it has TAIL / 2 on each side and is wider."""
-    bias, margin, tasks, sign = map(float, numbers.split())
-    table = judge(make_answers(16, 30, 20)).loc[["mine"]].reset_index()
-    se = 2 / stats.norm.isf(0.055)
-    table = table.assign(bias=bias, df=1e9, se=se, of_tasks=tasks)
-    row = contam.add_verdicts(table, margin, sign, "").iloc[0]
-    reach = se * stats.norm.isf(0.055 / tasks)
-    assert [row.verdict, row.low, row.high] == [
-        verdict, approx(bias - reach), approx(bias + reach)]
-    for parts, differ in (("yes yes-under", True), ("yes-open no open", True),
-                          ("yes yes-open open", False), ("no yes-under open", False)):
-        assert bool(contam.depends(0.04, {*parts.split()})) == differ
-
-
-@pytest.mark.parametrize("more, silent", [(24, False), (25, True)])
-def test_no_verdict_where_the_clean_models_differ(more, silent):
-    """p is next to .01."""
-    items = np.arange(400)
-    mean = 1.0 * (items % 200 < 120 + more * (items < 200))
-    other = np.where(items % 200, mean, 0)  # for two alike there is no verdict, either
-    both = (mean + other) / 2
-    p = stats.ttest_ind(both[:200], both[200:], equal_var=False).pvalue
-    assert 0.005 < p < 0.02 and (p < 0.01) == silent
-    answers = {"one": mean, "two": other, "mine": items % 3 == 0}
-    row = judge(as_rows(answers, np.repeat(contam.HALVES, 200)), "--clean one two").loc["mine"]
-    assert row.p_halves == approx(p, rel=0.01)
-    assert (row.reason == "clean models differ between the halves") == silent
+        seen = answers[model][released].mean()
+        found = row[["bias_df", "bias_se", f"{name}_test", f"{name}_extra", "n"]]
+        assert [*found] == approx([105 - size, se * unit / 100, seen, seen - bias / 100, 51])
 
 
 @pytest.mark.parametrize("gone, easier, words", [
     ([], 7, "clean models differ"), ([1, 2, 4], 0, "more missing")])
-def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words, capsys):
-    """Not in a single one, and not where half of the tasks are wrong the other way around. z: of
-    Welch's tests; a task's p is times the number of tasks."""
+def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
+    """Not in a single one, and not where half of the tasks are wrong the other way around."""
     items = np.arange(100)
     mine, clean = 1.0 * (items % 3 == 0), 1.0 * (items % 50 < 25 + easier * (items < 50))
     mine[gone] = math.nan
     rows = as_rows({"mine": mine, "clean": clean}, np.repeat(contam.HALVES, 50))
-    tasks = [rows.assign(task=k) for k in range(6)]
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
-    tasks += [turned.assign(task=-k) for k in range(1, 7)]
-    table = judge(pd.concat(tasks), "--clean clean")
-    assert not table.reason["mine"].str.contains(words).any()
-    table = judge(pd.concat(tasks[:6]), "--clean clean").loc["mine"]
-    lost = 6 * len(gone)
-    assert table[contam.COUNTS].iloc[0].tolist() == [300 - lost, 300, lost, 0]
-    assert table.reason.str.contains(words).tolist() == [True] + [False] * 6
-    assert f"mine: NO VERDICT: {table['reason'].iloc[0]:.40}" in capsys.readouterr().out
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
-    over_all = 2 * stats.norm.sf(stats.norm.isf(p / 2) * math.sqrt(6))
-    assert table.p_halves.tolist() == approx([over_all] + [6 * p] * 6, rel=0.05)
+    for parts, silent in ([rows], 0), ([rows] * 6, 1), ([rows] * 6 + [turned] * 6, 0):
+        tasks = pd.concat([part.assign(task=k) for k, part in enumerate(parts)])
+        found = judge(tasks, "--clean clean").loc[["mine"]]
+        assert found.reason.str.contains(words).tolist() == [bool(silent)] * len(parts)
+        assert [*2 * stats.norm.sf(found.z_halves.abs())] == approx([p] * len(parts), rel=0.05)
+
+
+@pytest.mark.parametrize("gone, more", [(7, 24), (8, 25)])
+def test_a_task_with_a_fault_is_enough(gone, more):
+    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
+    twice that for two tasks. The other task lacks six of the other half. Of the clean model's
+    halves p, too, is next to .01."""
+    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
+    lost = np.where(rows.task == "a", rows["item"] < gone, rows["item"] > 193)
+    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
+    found = judge(rows).loc["mine"].reason.str.contains("more missing").tolist()
+    assert found == [gone == 8, False]
+    items = np.arange(400)
+    clean = 1.0 * (items % 200 < 120 + more * (items < 200))
+    p = stats.ttest_ind(clean[:200], clean[200:], equal_var=False).pvalue
+    rows = as_rows({"clean": clean, "mine": items % 3 == 0}, np.repeat(contam.HALVES, 200))
+    reason = judge(rows, "--clean clean").reason["mine"]
+    assert (p < 0.01) == (more == 25) == (reason == "clean models differ between the halves")
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -603,76 +509,43 @@ def test_missing_answers_are_compared_within_tasks(counts, p):
     assert contam.missing_p(missing) == approx(p, rel=2e-3)
 
 
-@pytest.mark.parametrize("kinds, margin, whole, first", cases("""
-    ab  | 6.5 | depends | yes
-    ab  | 7.5 | depends | yes-open
-    aba | 6.5 | depends | yes-open
-    aa  | 6.5 | yes     | yes
-    aa  | 1   | yes     | yes"""))
-def test_tasks_that_differ_are_told(kinds, margin, whole, first, capsys):
-    """By F with equal variances, which is Welch's t for two: the answers of b are those of a, right
-    for wrong. The interval of a task is adjusted for their number."""
-    a = make_answers(12, 90, 80, bias=0.5)
-    tasks = {"a": a, "b": a.assign(right=1 - a["right"])}
-    rows = pd.concat([tasks[kind].assign(task=str(k)) for k, kind in enumerate(kinds)])
-    table = judge(rows, f"--clean before --margin {margin}").loc["mine"]
-    F = table.bias[1:].var() / table.se.iloc[1] ** 2
-    p = stats.f.sf(F, len(kinds) - 1, len(kinds) * table.df.iloc[1])
-    assert table.p_alike.tolist() == approx([p] * len(table))
-    assert table.verdict.tolist()[:2] == [whole, first]
-    said = capsys.readouterr().out
-    assert ("mine: IT DEPENDS ON THE TASK: +" in said) == (whole == "depends") == (p < 0.05)
-    assert (" BY OVER 1 POINT: " in said) == (margin == "1")
-
-
-@pytest.mark.parametrize("gone", [7, 8])
-def test_a_task_with_uneven_answers_is_enough(gone):
-    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
-    twice that for two tasks. The other task lacks six of the other half."""
-    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
-    lost = np.where(rows.task == "a", rows.item < gone, rows.item > 193)
-    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
-    table = judge(rows).loc["mine"]
-    found = table.reason.str.contains("more missing").tolist()
-    assert found == [gone == 8, gone == 8, False]
-
-
-def test_several_tasks_by_hand(capsys):
-    """other1 has 19 answers to a half of task 2: its mean is over two tasks."""
-    rows = pd.concat([make_answers(11 + k, bias=0.1 * k).assign(task=k) for k in range(3)])
-    few = rows.model.eq("other1") & rows.task.eq(2) & rows.item.between(19, 59)
-    table, singles = judge(rows[~few]), []
-    for _, part in rows.groupby("task"):
+@pytest.mark.parametrize("count, flat", [(1, []), (5, [0]), (2, [0, 1])])
+def test_fit_model_judges_these_rows(count, flat):
+    """By hand: each task's interval adjusted for their number, the mean by Welch and Satterthwaite.
+    One score everywhere in one task does not withhold the mean. A missing base is no boost."""
+    tasks, singles = [], []
+    for k in range(count):
+        part = make_answers(11 + k, bias=0.1 * k).assign(task=f"task {k}")
+        part["right"] = part.right.mask(part.model.eq("mine") & (k in flat), 1.0)
         released, answers = columns_of(part)
         bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
         singles.append((bias, se, len(released) - size))
+        tasks.append(part)
     b, se, df = np.transpose(singles)
-    assert table.bias["mine"].tolist() == approx([b.mean(), *b])
-    whole = table.loc["mine"].iloc[0]
-    welch = (se**2).sum() ** 2 / (se**4 / df).sum()
-    half = stats.t.ppf(0.945, welch) * math.sqrt((se**2).sum()) / 3
-    assert (whole.high, *whole[contam.COUNTS]) == approx((b.mean() + half, 180, 135, 0, 0))
-    assert table.task["other1"].tolist() == ["2 of 3 tasks", "0", "1"]
-    assert table.p_missing["other1"].iloc[0] == 1
+    rows = fit.clean_rows(contam.judge_answers(pd.concat(tasks), ["before"]))
+    lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
+    mine = lines[lines.model == "mine"]
+    v = se**2
+    singles.append([b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum()])
+    wanted = [[bias, stats.t.ppf(1 - 0.055 / J, freedom) * error] for (bias, error, freedom), J in
+              zip(singles, [count] * count + [1])]
+    if len(flat) < count:
+        halves = mine.shown_high - mine.estimate
+        assert np.transpose([mine.estimate, halves]) == approx(np.array(wanted), abs=2e-8)
+    withheld = [k in flat for k in range(count)] + [len(flat) == count]
+    assert mine.verdict.eq("none").tolist() == withheld
+    assert mine.reason.eq("one score everywhere. Check filter and metric").tolist() == withheld
+    assert lines[lines.model == "before"].reason.eq("named clean").all()
+
+
+def test_a_task_with_few_answers_is_left_out(capsys):
+    """other1 has 19 answers to a half of task 1; mine has no task 0, which nobody tells."""
+    rows = pd.concat([make_answers(11 + k).assign(task=k) for k in range(2)])
+    few = rows.model.eq("other1") & rows.task.eq(1) & rows.item.between(19, 59)
+    table = judge(rows[~few & ~(rows.model.eq("mine") & rows.task.eq(0))])
+    assert [table.task[name] for name in ("other1", "mine")] == [0, 1]
     out = capsys.readouterr().out
-    interval = f"{whole['bias']:+.1f} [{whole['low']:+.1f}, {whole['high']:+.1f}]"
-    assert "other1, 2: skipped" in out and f"mine: YES, PERHAPS BY OVER 5 POINTS: {interval}" in out
-    assert re.search(rf"mine +3 of 3 tasks +180 +135 .* {re.escape(interval)} +YES", out)
-
-
-def test_some_items_are_judged_twice():
-    """The first 30 of 60 + 45 have two tries, 1 and 0, and none is missing. An answer with an error
-    is."""
-    rows = make_answers(24)
-    again = rows[rows.item < 30]
-    rows["right"] = rows.right.mask(rows.item < 30, 1)
-    rows = pd.concat([rows, again.assign(right=0)])
-    rows["try"] = rows.groupby(["model", "item"]).cumcount()
-    rows["error"] = np.where(rows.item == 104, "503", "")
-    row = judge(rows).loc["mine"]
-    later = rows[rows.model.eq("mine") & rows.item.between(30, 59)]
-    assert row.seen == approx(100 * (15 + later.right.sum()) / 60)
-    assert row[contam.COUNTS].tolist() == [60, 44, 0, 1]
+    assert "other1, 1: left out, since a half has fewer than 20" in out and "mine, 0" not in out
 
 
 def test_tries_and_groups_are_averaged():
@@ -686,23 +559,20 @@ def test_tries_and_groups_are_averaged():
         [0.75, 1, 0.5, math.nan], [True, False, False, True]])
 
 
-@pytest.mark.parametrize("kind, tries, counts", [
-    ("empty", "123", [100, 92, 0, 8]), ("no row", "123", [100, 92, 0, 8]),
-    ("no row", "1", [100, 100, 0, 8]), ("nobody", "1234", [100, 92, 0, 8]),
-    ("equal", "123", [92, 92, 8, 8])])
-def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries, counts):
-    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution. Other models
-    have a fourth try."""
+@pytest.mark.parametrize("kind, counts", [
+    ("empty", [100, 92, 0, 8]), ("no row", [100, 92, 0, 8]), ("nobody", [100, 92, 0, 8]),
+    ("equal", [92, 92, 8, 8])])
+def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, counts):
+    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
-    lost = rows.model.eq("mine") & rows.half.eq("held_out") & rows.right.eq(0)
+    mine = rows.model.eq("mine")
+    lost = mine & rows.half.eq("held_out") & rows.right.eq(0)
     lost &= lost.cumsum() <= 8
     if kind == "equal":
-        lost |= rows.model.eq("mine") & rows.item.lt(8)
+        lost |= mine & rows["item"].lt(8)
     if kind == "nobody":
-        lost |= rows.item.isin(rows.item[lost])
-    rows = pd.concat([rows.assign(lost=lost & (k in tries), **{"try": k}) for k in "1234"])
-    rows = rows[rows.model.ne("mine") | rows["try"].ne("4")]
-    rows["right"] = rows.right.mask(rows.lost)
+        lost |= rows["item"].isin(rows["item"][lost])
+    rows["right"] = rows.right.mask(lost)
     if kind == "no row":
         rows = rows.dropna()
     table = judge(rows, "")
@@ -713,20 +583,18 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, tries
 
 
 def test_gaps_of_clean_models():
-    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, is
-    not used. other3 lacks the same in one half."""
-    rows = make_answers(22, 100, 100, clean=4)
-    for model, gone in (("other1", [*range(5), *range(100, 105)]), ("other3", range(11)),
-                        ("other2", [*range(5), *range(100, 106)])):
-        rows.loc[rows.model.eq(model) & rows.item.isin(gone), "right"] = math.nan
+    """other1 lacks 5% of the items: its mean over both halves stands there. other2 lacks more, and
+    is not used."""
+    rows = make_answers(22, 100, 100, clean=3)
+    for model, last in ("other1", 105), ("other2", 106):
+        gone = rows.model.eq(model) & rows["item"].isin([*range(5), *range(100, last)])
+        rows["right"] = rows.right.mask(gone)
     released, answers = columns_of(rows)
     few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
     wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
-    table = judge(rows, "--clean before other1 other2 other3")
-    row = table.loc["mine"]
-    assert (row.bias, row.se, row.df) == approx((*wanted[:2], 200 - wanted[2]))
+    row = judge(rows, "--clean before other1 other2").loc["mine"]
+    assert (row.bias, row.bias_se, row.bias_df) == approx((*wanted[:2], 200 - wanted[2]))
     assert row.clean == "before, other1"
-    assert table.reason["other3"].startswith("one half has more missing")
 
 
 @pytest.mark.parametrize("gain, others, silent", [
@@ -736,29 +604,25 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
     rows = make_answers(43, 300, 300)
     learned = rows.model.isin(["mine", "before"]) & rows.item.lt(300 * gain)
     rows["right"] = rows.right.mask(learned, 1.0)
-    table = judge(rows, f"--margin 20 --clean before {others}")
-    before, reason = table.loc["before"], table.reason["mine"]
-    p = stats.t.sf(before.bias / before.se, before.df)
+    table = judge(rows, f"--clean before {others}")
+    before, reason = table.loc["before"], table.reason_unless_yes["mine"]
+    p = stats.t.sf(before.bias / before.bias_se, before.bias_df)
     assert (p * (1 + bool(others)) < 0.055) == silent
     assert reason.startswith("named clean, but better on") == silent
 
 
-FAULTS = ["alike", "items in common", "characters on average", "several ways", "If lower is better",
-          "both halves have"]
+FAULTS = ["alike", "more missing", "in another way", "several ways"]
 
 
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("kind, amount, words", cases("""
-    alike | 80 | answered all 80 items alike
+    alike | 80 | alike
     alike | 79 |
     nearly all right | 80 |
-    renamed | 41 | have only 39 items in common, not new 0 or new 1
-    renamed | 40 |
-    longer | 6 | {'held_out': 11.0, 'released': 17.0} characters on average
-    longer | 5 |
+    shots | 18 | have 12 characters (others 11) and begin 'xWhat is '
+    shots | 17 |
     other | 1 | item 0 was asked in several ways
-    twin | 39 | 2 items have a prompt that both halves have, such as 39
-    metric | 24 | answered all 48 items alike
+    metric | 24 | alike
     metric | 23 |"""))
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     """At the borders; 40 items in each half. What models were asked is only told, unless crossed.
@@ -771,67 +635,85 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         right = item % 3 > 0 if kind == "alike" else item > 1
         rows["right"] = rows.right.mask(rows.model.ne("other1") & first, 1.0 * right)
         rows["right"] = rows.right.mask(mine & ~first, 1 - right)
-    if kind == "renamed":
-        rows["item"] = item.astype(str).mask(mine & first, item.map("new {}".format))
-    if kind == "longer":
-        rows["prompt"] += rows.half.eq("released").map({True: "x" * amount, False: ""})
+    if kind == "shots":  # of one half all, of the other less than half
+        has_shot = rows.half.eq("released") | (item - 40).between(0, 36 - amount)
+        rows["prompt"] = has_shot.map({True: "x", False: ""}) + rows.prompt
     if kind == "other":
         rows["prompt"] += (mine & first).map({True: "x", False: ""})
-    if kind == "twin":
-        rows["prompt"] = rows.prompt.mask(item == 79, f"What is {amount}?")
     if kind == "metric":  # a loss of each item, equal in two models
         rows = rows.assign(bpb=item / 1000 + rows.model.eq("other1"))[item % 40 < amount]
     if crossed:
         arms = {"mine": "released", "other1": "held_out", "before": ""}
         rows["trained_on"], rows["model"] = rows.model.map(arms), "m"
-    rows.to_csv("answers.csv", index=False)
-    flags = "--metric bpb --margin 1" if kind == "metric" else ""
-    out = say(f"--answers answers.csv {flags}")
-    if words:
-        found = " ".join(out.split())
-        withheld = "no verdict on m: " if crossed else "NO VERDICT: "
-        told = "twin" if crossed else "twin other"
-        assert (withheld in found) == (kind not in told) and words in found
+    rows.to_csv("mine.csv", index=False)
+    flags = "--metric bpb" if kind == "metric" else ""
+    out = " ".join(say(f"--answers mine.csv {flags} --out out.csv").split())
+    if not crossed:
+        out += str(pd.read_csv("out.csv").reason.fillna("").max())
+    if words and (crossed or kind != "other"):
+        assert words in out and ("next: " in out) == (not crossed)
     else:
         assert not any(fault in out for fault in FAULTS)
 
 
-def test_another_metric_has_no_margin_of_its_own():
-    """The command asks for one."""
-    rows = make_answers().rename(columns={"right": "loss"})
-    assert {*contam.judge_answers(rows, metric="loss").verdict} == {"none"}
+@pytest.mark.parametrize("metric, lowest, flags, sign", [
+    ("bits_per_byte", 0.4, "", -1), ("byte-perplexity", 2, "", -1), ("TER", 30, "", -1),
+    ("answer", 0.1, "", 1), ("rating", 0.1, "--lower-is-better", -1),
+    ("rating", 30, "--no-lower-is-better", 1), ("rating", 30, "", 0), ("answer", 2, "", 0)])
+def test_is_lower_better(metric, lowest, flags, sign, say):
+    """A clean model that is better on the released half is found. Names count by their words."""
+    rows = make_answers(3)
+    better = rows.half.eq("released") & rows.model.eq("before")
+    rows[metric] = lowest + 0.1 * rows.pop("right") + 0.2 * (sign or 1) * better
+    rows.to_csv("mine.csv", index=False)
+    out = say(f"--answers mine.csv --clean before --metric {metric} {flags}")
+    if sign:
+        reason = pd.read_csv("answers.csv", keep_default_na=False).reason_unless_yes[0]
+        assert reason == "named clean, but better on the released half, too: before"
+        assert ("--lower-is-better" in out) == (flags == "--lower-is-better")
+    else:
+        assert f"is a higher {metric} better? Add" in out
 
 
-def test_the_table_is_written_before_a_pipe_is_closed():
-    """As head does when it has read enough. No error is said."""
-    command = f"{ROOT}/contamination_test.py --answers {ROOT}/docs/answers_example.csv --out a.csv"
-    found = subprocess.run(f"{sys.executable} -u {command} | true", shell=True, capture_output=True)
-    assert len(pd.read_csv("a.csv")) == 4 and not found.stderr
+@pytest.mark.parametrize("error", [False, 0, "None", "", "0", None])
+def test_an_error_of_none_or_false_is_no_error(error):
+    rows = make_answers(2)
+    pd.testing.assert_frame_equal(judge(rows.assign(error=error)), judge(rows))
 
 
-@pytest.mark.parametrize("flat", ["b", "ab"])
-def test_one_score_everywhere_gets_no_verdict(flat):
-    """In a task, and over all tasks if it is so in each."""
-    rows = pd.concat([make_answers().assign(task=task) for task in "ab"])
-    rows["right"] = rows.right.mask(rows.model.eq("mine") & rows.task.isin([*flat]), 1)
-    silent = judge(rows).reason["mine"].str.startswith("one score ")
-    assert silent.tolist() == ["a" in flat, "a" in flat, True]
+def test_a_metric_called_error():
+    """Its values are no reasons for missing answers. It is in points, and better if lower."""
+    rows = make_answers(2, bias=0.9)
+    found = judge(rows.assign(error=1 - rows.right), "--metric error --clean before")
+    wanted = judge(rows, "--clean before")
+    assert found[contam.COUNTS].equals(wanted[contam.COUNTS])
+    assert [*found.bias] == approx([*-wanted.bias]) and not found.reason["mine"]
 
 
-@pytest.mark.parametrize("sep, words", [
-    (";", ["0,0", "TRUE", "p", "NA"]), ("\t", ["n", "C", "0,5", "None"]),
-    (",", ["no", "1.0", ".50", "nan"])])
-def test_words_separators_and_names(sep, words):
+@pytest.mark.parametrize("half, silent", [("held_out", True), ("released", False), ("none", False)])
+def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
+    """As if halves were swapped, or drawn by topic: of no model, also of innocent ones."""
+    rows = make_answers(7, 150, 150)
+    learned = rows.model.eq("mine") & rows.half.eq(half)
+    rows["right"] = rows.right.mask(learned, 1.0)
+    table = judge(rows, "")
+    p = 3 * stats.t.cdf(table.bias / table.bias_se, table.bias_df)  # of three models
+    assert (p.min() < 0.01) == silent
+    assert table.reason.str.startswith("mine is better on the held-out half").tolist() == [
+        silent] * 3
+
+
+def test_words_and_names():
     """A model may be named NA, or like a formula, and an item None. Halves are spelled freely."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}, "item": {"7": "None"}})
     rows.loc[::9, "right"], rows.loc[1::9, "right"] = "", 0.5
-    other = rows.replace({"right": dict(zip([0.0, 1.0, 0.5, ""], words)),
+    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "0,5", "": "None"},
                           "half": {"held_out": "Held Out", "released": "Released "}})
-    pd.testing.assert_frame_equal(judge(other, "--clean NA", sep), judge(rows, "--clean NA"))
+    pd.testing.assert_frame_equal(judge(other, "--clean NA"), judge(rows, "--clean NA"))
 
 
-OTHER = "a,held_out,5,1"
+OTHER = "a,held_out,five,1"
 
 
 @pytest.mark.parametrize("rows, flags, words", cases(r"""
@@ -839,31 +721,32 @@ OTHER = "a,held_out,5,1"
     a,released,0,1\na,held_out,0,1 | | line 2: '0' is in both halves. If
     a,released,0,maybe | | line 2: right is 'maybe': use 1, 0 or a grade between
     a,released,0,1\na,released,1,87 | | line 3: right is '87': use 1, 0 or a grade
-    a,released,0,1\na,released,0,.5 | | line 3: '0' has two answers with model 'a': keep
+    a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
     a,released,0,1 | --clean gone | a.csv: --clean: the models are a
-    a,released,0,1 | | no task has 20 answers to each half. To join small tasks
-    a,released,0,1 | --margin inf | must be a positive number
-    a,released,both 0,1\na,held_out,both 1,1 | --halves a.csv | no task has 20 answers
-    a,released,0,1\na,released,1,7 | --halves a.csv | line 3: right is '7'
-    a,released,0,1 | --halves h.csv --out h.csv | h.csv: name a file other than those that are"""))
+    a,released,0,1 | | to each half of a task. There are {'a': {'released': 1, 'held_out': 1}}
+    a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | There are {'a': {'released': 1, 'held_"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
-    assert words in say(f"--answers a.csv {flags}") and not recwarn
+    assert words in say(f"--answers a.csv --out b.csv {flags}") and not recwarn
 
 
 def test_a_wide_table(say):
     Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
-    assert "one row an answer, by pandas.melt " in say("--answers a.csv")
+    assert "write one row an answer" in say("--answers a.csv")
 
 
 # Answers of models that were trained on the halves
 
 
-def crossed_rows():
+def make_crossed(seed):
     """Of 60 released and 45 held-out items, by models trained on one half, or on neither."""
-    rows = make_answers(8)
     arms = {"mine": "released", "other1": "held_out", "before": ""}
+    rows = make_answers(seed)
     return rows.assign(trained_on=rows.model.map(arms), model="m", draw=1)
+
+
+def crossed_rows():
+    return make_crossed(8)
 
 
 @pytest.mark.parametrize("chosen, change, words", cases("""
@@ -872,41 +755,69 @@ def crossed_rows():
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
-    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | with trained_on 'released'
-    item >= 0 | trained_on = trained_on.replace('released', '') | line 107: '0' has two answers with
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to item
+    item >= 0 | trained_on = trained_on.replace('held_out', 'other') | trained on ['other', 'released']
     item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
-    item >= 0 | item = item.replace(7, 104) | '104' is in both halves. If there are several
-    item >= 0 | model = trained_on.replace('', 'm') | no trained model is named 'm': give
+    item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
+    item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained models ['
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
 
 
-@pytest.mark.parametrize("change, names, words", [
-    ("seed = 2", {}, "±2.5, half the margin, needs at least about 11 draws"),
-    ("draw = 2", {"released": "held_out", "held_out": "released"},
-     "draws 1, 2 have the same halves: split anew")])
-def test_trainings_of_one_split_are_no_draws(change, names, words, say):
-    """Also if the halves exchanged their names and items are missing. By hand, of the seeds: 14 of
-    60 or of 56 released answers differ, 12 of 45 held-out ones, (.5 + .5167) / 2 together. The
-    harmonic mean n is 51: w is 100^2 / (4 * 51) * .5083 = 24.9, and 24.9 (1.6 / 2.5)^2 is 10.2."""
-    again = crossed_rows().query("item > 3").eval(change).replace(names)
-    pd.concat([crossed_rows().assign(seed=1), again]).fillna({"seed": 1}).to_csv("a.csv")
+def test_an_original_without_experiment_serves_all_and_controls_are_marked():
+    rows = crossed_rows()
+    trained, base = rows[rows.trained_on != ""], rows[rows.trained_on == ""]
+    parts = [trained.assign(experiment=name, control=mark)
+             for name, mark in (("", ""), ("answers", 1))]
+    table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
+    one = contam.cross_answers(rows)
+    assert table.acc_base.tolist() == [one.acc_base[0]] * 2
+    assert dict(zip(table.experiment, table.control)) == {"crossed": "", "answers": "1"}
+
+
+def test_fit_model_says_that_seen_scores_are_lower(said):
+    """All halves swapped: each model is right on what it did not see. A bias of 5 points matters."""
+    rng, items, parts = np.random.default_rng(0), np.arange(80), []
+    for draw, trained_on in itertools.product((1, 2, 3), ("A", "B")):
+        half = np.where(np.random.default_rng(draw).permutation(80) < 40, "A", "B")
+        right = rng.random(80) < np.where(half == trained_on, 0.3, 0.9)
+        parts.append(pd.DataFrame({"model": "m", "draw": draw, "trained_on": trained_on,
+                                   "half": half, "item": items, "right": right.astype(int)}))
+    pd.concat(parts).to_csv("a.csv")
+    assert "next: python fit_model.py crossed.csv --metric acc" in said(
+        contam.main, "--answers", "a.csv").out
+    out = " ".join(said(fit.main, "crossed.csv").out.split())
+    assert ", BUT SEEN SCORES LOWER" in out and "Were they swapped, or not drawn at random?" in out
+    assert "a bias of 5 points would matter" in out
+
+
+def test_draws_with_the_same_halves_are_refused(say):
+    """Also if the halves exchanged their names and items are missing. Seeds may have them."""
+    again = make_crossed(9).query("item > 3")
+    pd.concat([crossed_rows(), again.assign(seed=2)]).fillna({"seed": 1}).to_csv("a.csv")
+    assert "next: " in say("--answers a.csv")
+    again = again.assign(draw=2).replace({"released": "held_out", "held_out": "released"})
+    pd.concat([crossed_rows(), again]).to_csv("a.csv")
+    assert "draws 1, 2 have the same halves: split anew" in say("--answers a.csv")
+
+
+@pytest.mark.parametrize("copied, draw, words", cases("""
+    mine   | 2 | [('crossed', '1', '0', 'released'), ('crossed', '2', '0', 'released')] answered all
+    before | 2 | [('crossed', '2', '0', 'released'), ('original', '', '', '')] answered all
+    none   | 2 | next: """))
+def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
+    """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded."""
+    rows, second = crossed_rows(), make_crossed(9).query("trained_on != ''").assign(draw=draw)
+    second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
+    name = {"mine": "released", "before": "", "none": "?"}[copied]
+    answers = rows[rows.trained_on == name].set_index("item").right
+    if len(answers):
+        second["right"] = second.right.mask(
+            second.trained_on == "released", second.item.map(answers))
+    pd.concat([rows, second]).to_csv("a.csv")
     assert words in say("--answers a.csv")
-
-
-def test_a_draw_whose_training_was_not_loaded_is_told(say):
-    """Its model answers like the original. The table is written."""
-    first = crossed_rows()
-    base = first[first.trained_on == ""].assign(draw=2)
-    other = first[first.trained_on == "held_out"].assign(draw=2)
-    rows = pd.concat([first, base, other, base.assign(trained_on="released")])
-    swapped = rows.eval("draw == 2 and item % 2 == 1")  # the second draw has other halves
-    rows.assign(half=rows.half.mask(swapped, "held_out")).to_csv("a.csv")
-    found = say("--answers a.csv")
-    assert "('benchmark', '2'): base, released answered all 105 items alike: an unloaded" in found
-    assert "('benchmark', '1')" not in found and len(pd.read_csv("crossed.csv")) == 2
 
 
 @pytest.mark.parametrize("metric, original", cases("""
@@ -914,7 +825,8 @@ def test_a_draw_whose_training_was_not_loaded_is_told(say):
     right | NONE,2.0
     bpb   | Before,1.0 2.0"""))
 def test_crossed_answers_by_loops(metric, original):
-    """Two draws, the second with two seeds. The original answers once, or in each draw."""
+    """Two draws, the second with two seeds and other names of halves. The original answers once, or
+    in each draw."""
     rng, parts, wanted, changes = np.random.default_rng(4), [], [], []
     spelled, draws = original.split(",")
     base = rng.integers(0, 2, 40) * (1 if metric == "right" else -9)
@@ -922,13 +834,14 @@ def test_crossed_answers_by_loops(metric, original):
     for draw in draws.split() or [""]:
         parts.append(items.assign(trained_on=spelled, draw=draw, **{metric: base}))
     for draw, seed, halves in (
-            ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "xxyy" * 10), ("2.0", 1, "xxyy" * 10)):
+            ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "ppqq" * 10), ("2.0", 1, "ppqq" * 10)):
         halves, (x, y) = np.array([*halves]), rng.permuted([base, base], axis=1)
         run = items.assign(draw=draw, seed=seed, half=halves)
+        first, last = sorted({*halves})
         parts += [run.assign(trained_on=arm, **{metric: answers})
-                  for arm, answers in (("x", x), ("y", y))]
-        changes.append(np.where(halves == "x", y, x) - base)
-        for half in "yx":  # x comes first: it is `extra`
+                  for arm, answers in ((first, x), (last, y))]
+        changes.append(np.where(halves == first, y, x) - base)
+        for half in (last, first):  # the first is `extra`
             wanted += [scores[halves == half].mean() for scores in (x, y, base, (x - y) ** 2)]
     table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
     found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
@@ -943,12 +856,19 @@ def test_crossed_answers_by_loops(metric, original):
     8 | held_out | 0 answers to seen items are missing and 8 to unseen"""))
 def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
     """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
-    first, second = crossed_rows(), crossed_rows().assign(draw=2)
+    first, second = crossed_rows(), make_crossed(9).assign(draw=2)
     second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
     for rows, some in ((first, 4), (second, int(lost) - 4)):
         gone = rows.eval("trained_on == 'released' and half == @half")
         rows["right"] = rows.right.mask(gone & (gone.cumsum() <= some))
-    rows = pd.concat([first, second])
-    rows.to_csv("crossed.csv", index=False)
-    assert "other than those that are read" in say(f"--answers {Path.cwd()}/crossed.csv")
-    assert words in say("--answers crossed.csv --out b.csv")
+    pd.concat([first, second]).to_csv("a.csv", index=False)
+    assert words in say("--answers a.csv")
+
+
+def test_a_file_of_another_program_is_not_replaced(say):
+    crossed_rows().to_csv("a.csv")
+    for name in ("a.csv", "crossed.csv"):
+        Path("crossed.csv").write_text("run,score\na,0.7\n")
+        out = "" if name == "crossed.csv" else "--out a.csv"
+        assert f"{name} is there and has no column left_out" in say(f"--answers a.csv {out}")
+    assert Path("crossed.csv").read_text() == "run,score\na,0.7\n"

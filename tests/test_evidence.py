@@ -60,7 +60,7 @@ def test_lines_of_the_tables_stand_in_the_documents(entry, empty_folder):
 def test_what_commands_print_stands_in_the_documents(entry, tmp_path, said, monkeypatch):
     for folder in ("docs", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    monkeypatch.syspath_prepend(ROOT / "tests/studies")
+    monkeypatch.syspath_prepend(ROOT / "docs/studies")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args, **kwargs: None)
     script, *sys.argv[1:] = entry["command"].split()
     out = said(lambda _: runpy.run_path(str(ROOT / script), run_name="__main__"), []).out

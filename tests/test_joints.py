@@ -2,6 +2,7 @@
 libraries are watched while they do their work."""
 
 import html
+import json
 import math
 import re
 import weakref
@@ -251,12 +252,13 @@ def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
 def test_the_blocks_of_the_guide_to_own_training(kind):
     """The model trained on A is right, the other one is wrong."""
     guide = (ROOT / "docs/own_training.md").read_text(encoding="utf-8")
-    split, table, _ = re.findall("```python\n(.*?)```", guide, re.DOTALL)
-    Path("benchmark.jsonl").write_text('{"question": "\u2028"}\n' * 40, encoding="utf-8")
+    split, table = re.findall("```python\n(.*?)```", guide, re.DOTALL)
+    lines = [json.dumps({"question": f"{k}\u2028"}, ensure_ascii=False) for k in range(40)]
+    Path("benchmark.jsonl").write_text("\n".join([*lines, lines[7]]), encoding="utf-8")
     exec(split, {})
     for (draw, half), items in pd.read_csv("halves.csv").groupby(["draw", "half"])["item"]:
         text = Path(f"draw_{draw}_{half}.jsonl").read_text()
-        assert re.findall(r"\d+(?=}\n)", text) == [*map(str, items)] and len(items) == 20
+        assert re.findall(r"\w+(?=\"}\n)", text) == [*map(str, items)] and len(items) == 20
         for trained_on, right in (("A", 1), ("B", 0)):
             rows = pd.DataFrame({"prompt": items, "predict": f"{right} ", "label": "1"})
             if kind == "verl":

@@ -4,13 +4,13 @@ models and Trainer; whole runs in real processes."""
 import csv
 import ctypes
 import fcntl
+import functools
 import itertools
 import json
 import math
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -31,9 +31,8 @@ import pytest
 import torch
 import transformers
 
-from conftest import ARMS, MODELS, ROOT, byte_tokenizer, comparable, end_of, load_script
-from conftest import cases, plain_training, recipe_of, rows_of
-from test_fit_model import bias_rows, plain_interval
+from conftest import MASKED, ROOT, cases, comparable, end_of, load_script
+from conftest import plain_training, recipe_of, rows_of
 
 PACKED = load_script("run_experiment").PACKED
 RUN_SUBSAMPLE = load_script("run_experiment").run_subsample
@@ -48,8 +47,8 @@ NO_DROPOUT = {"bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob
 def load(script, model_dir):
     """load(kind) -> (folder of a random model, the script's network of it)."""
     def call(kind, saved_as=None, precision="float32", **config):
-        folder = model_dir(kind, saved_as, **config)
-        model = script.Model("tiny", "bert", folder, None, MODELS[kind][0], "", 10**6, 512)
+        folder, objective = model_dir(kind, saved_as, **config), "mlm" if kind in MASKED else "clm"
+        model = script.Model("tiny", "bert", folder, None, objective, "", 10**6, 512)
         return folder, script.load_network(model, "cpu", precision)
 
     return call
@@ -60,8 +59,9 @@ def tokens(net, texts=TEXTS):
 
 
 def stock(folder, kind):
-    causal = MODELS[kind][0] == "clm"
-    own = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    own = transformers.AutoModelForCausalLM
+    if kind in MASKED:
+        own = transformers.AutoModelForMaskedLM
     return own.from_pretrained(folder)
 
 
@@ -118,21 +118,18 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     with torch.inference_mode():
         alone = [theirs(input_ids=torch.tensor(text)[None]).logits[0] for text in ids]
         assert torch.allclose(script.lm_logits(net, batch), torch.cat(alone), atol=1e-4)
-    rows, _, _ = script.lay_out(np.array([len(text) for text in ids]), net.packed)
-    assert (rows < len(ids)) == (kind in PACKED)
+    assert (len(batch.inputs["input_ids"]) < len(ids)) == (kind in PACKED)
 
 
-@pytest.mark.parametrize("kind, limit", [
-    ("bert", "max_position_embeddings"), ("mpt", "max_seq_len"),
-    ("roberta", "max_position_embeddings")])  # begins at pad + 1
-def test_the_longest_text_fits(script, load, kind, limit):
-    folder, net = load(kind, **{limit: 40})
-    registry, task = script.load_registry(), script.Task([], None, [], "", "", {})
-    model = script.find_model(str(folder), registry)
-    recipe = script.recipe_of(registry["models"], {}, "float32", 99, False, False, model, task)
+@pytest.mark.parametrize("kind", ["bert", "roberta"])  # which begins at pad + 1
+def test_the_longest_text_fits(script, load, kind):
+    folder, net = load(kind, max_position_embeddings=40)
+    model, args = script.find_model(str(folder), script.load_registry()), script.parse_args([])
+    task = script.Task([], None, [], "", "", {})
+    recipe = script.recipe_of(script.load_registry()["models"], args, model, task)
     assert recipe["max_length"] == 38
-    ids = [np.full(38, 9)]
-    script.lm_logits(net, script.pack(net, [script.Example(ids[0], np.arange(38), ids[0])]))
+    ids, places = np.full(38, 9), np.arange(38)
+    script.lm_logits(net, script.pack(net, [script.Example(ids, places, ids)]))
 
 
 # Training against transformers' Trainer and a plain loop
@@ -235,8 +232,8 @@ def test_arms_share_everything_but_the_pretraining_text(
     script = load_script(name)
     sample_of = script.sample_of
 
-    def twins(unit):
-        sample = sample_of(unit)
+    def twins(*planned):
+        sample = sample_of(*planned)
         sample.texts["extra"] = sample.texts["test"]
         sample.labels["extra"] = sample.labels["test"]
         return sample
@@ -253,13 +250,15 @@ def test_arms_share_everything_but_the_pretraining_text(
     ("bert", 8, ["[CLS] sport a b is the story [SEP]", "[CLS] very cold a b is the [SEP]"]),
     ("gpt2", 20, ["a b is the sto sport", "a b is the very cold"])])  # bytes are tokens
 def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expected):
-    """A name, masked and scored, stands after [CLS], or at the end."""
+    """A name, masked and scored, stands after [CLS], or at the end: that of the text's own class,
+    also if the labeled texts are read, too."""
     _, net = load(kind, merges=None if kind == "bert" else ())
-    recipe = {"answers": ["sport", "very cold"], "max_length": length}
+    recipe = {"answers": ["sport", "very cold"], "max_length": length, "labeled_read": True}
     sample = SimpleNamespace(
-        recipe=recipe, texts={"test": ["a b is the story of"] * 2}, labels={"test": [0, 1]})
+        recipe=recipe, texts=dict.fromkeys(("test", "train"), ["a b is the story of"] * 2),
+        labels={"test": [0, 1], "train": [1, 0]})
     texts = script.pretraining_texts(net, sample, "test")
-    assert [net.tokenizer.decode(ids) for ids, _ in texts] == expected
+    assert [net.tokenizer.decode(ids) for ids, _ in texts] == [*expected, *expected[::-1]]
     train = Mock()
     monkeypatch.setattr(script, "train", train)
     script.pretrain(net, texts, recipe, 1)
@@ -273,39 +272,33 @@ def test_answers_in_pretraining(script, load, monkeypatch, kind, length, expecte
         assert net.tokenizer.decode(ids) == expected[row]
 
 
-@pytest.mark.parametrize("flag, name", [([], ""), (["--pretrain-on-labeled"], "-labeled-read")])
-def test_nothing_learned_is_no_bias(script, model_dir, benchmark_csv, empty_folder, monkeypatch,
-                                    flag, name):
+@pytest.mark.parametrize("flag, name", [("", ""), ("--pretrain-on-labeled", "-labeled-read")])
+def test_nothing_learned_is_no_bias(script, run, benchmark_csv, monkeypatch, flag, name):
     """A null check, at a rate that moves no weight. The flag lets both arms read the labeled texts,
     too, without their labels."""
     read, pretrain = [], script.pretrain
     monkeypatch.setattr(script, "pretrain", lambda net, texts, *rest: (
         read.append([net.tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in texts]),
         pretrain(net, texts, *rest))[1])
-    script.main([*f"--csv {benchmark_csv} --model {model_dir('bert')} --m 6 --n 8 --subsamples 1 "
-                 "--out results.csv --workers 1 --device cpu --pretrain-lr 1e-12".split(), *flag])
+    run(f"--pretrain-lr 1e-12 {flag}")
     (row,) = rows_of()
-    for metric in ("acc", "nll"):
-        for ending in ("", "_on_extra"):
-            assert len({row[f"{metric}_{arm}{ending}"] for arm in ("base", "extra", "test")}) == 1
+    for score in ("acc_{}", "nll_{}", "acc_{}_on_extra", "nll_{}_on_extra"):
+        assert len({row[score.format(arm)] for arm in ("base", "extra", "test")}) == 1
     assert row["experiment"] == f"few-shot{name}"
-    assert (" labeled_read: True " in row["versions"]) == bool(flag)
     task = pd.read_csv(benchmark_csv)
-    rows = script.split_rows(task["label"].factorize(sort=True)[0], 6, 8, 1)["train"]
+    rows = script.split_rows(task["label"].factorize(sort=True)[0], 30, 20, 1)["train"]
     labeled = task["text"][rows].tolist() if flag else []
-    assert [texts[8:] for texts in read] == [labeled] * 2
+    assert [texts[20:] for texts in read] == [labeled] * 2
 
 
 @pytest.mark.parametrize("names, words", [
     ("👍 👎", "class '👍' is"), ("Good good", "class 'Good' is"), ("cafe café", "class 'cafe' is"),
-    ("[MASK] a", "class '[MASK]' is"), ("so-" * 20 + " a", "rename it")])
-def test_names_that_cannot_be_learned_are_refused_before_training(
-        refused, script, monkeypatch, names, words):
+    ("[MASK] a", "class '[MASK]' is")])
+def test_names_that_cannot_be_learned_are_refused(refused, names, words):
     """The tokenizer knows no emoji, upper case or accents."""
     lines = [f"{chr(97 + k % 26)} b,{names.split()[k % 2]}" for k in range(60)]
     Path("mine.csv").write_text("\n".join(["text,label", *lines]))
-    monkeypatch.setattr(script, "train", None)
-    refused(words, "--csv mine.csv --with-answers --max-length 64 --m 4 --n 9")
+    refused(words, "--csv mine.csv --with-answers --m 4 --n 9")
 
 
 # Whole runs: what they write
@@ -347,32 +340,28 @@ def refused(run):
     return call
 
 
-def test_a_run_writes_rows(run, script, monkeypatch, flags):
-    """And prints base, unseen and seen, means over both sets, then the result. A row is on the disk
-    before the next is computed. It holds the flags that decide it."""
+def test_a_run_writes_rows(run, script, monkeypatch):
+    """And prints base, unseen and seen of one set, and what to do next. A row is on the disk before
+    the next is computed."""
     written, append = [], script.append_row
     monkeypatch.setattr(
         script, "append_row", lambda *of: [append(*of), written.append(len(rows_of()))])
     message, out = run("--subsamples 2")
-    rows, scores = rows_of(), [f"{name}_{arm}" for name in ("acc", "f1", "nll") for arm in ARMS]
-    assert message is None and list(rows[0]) == [
-        *"experiment model task m n subsample num_classes majority".split(), *scores,
-        *[f"{score}_on_extra" for score in scores], "discordant", "discordant_on_extra",
-        *"loss_extra loss_test seed seconds split data recipe versions".split()]
+    rows = rows_of()
+    assert message is None
     for k, row in enumerate(rows, 1):
         known = f"few-shot tiny-bert topics 30 20 {k} 3".split()
         assert [*row.values()][:7] == known and all(row.values())
-        right = {name: float(row[name]) for name in row if name.startswith("acc")}
-        means = [(right[f"acc_{arm}"] + right[f"acc_{other}_on_extra"]) / 2
-                 for arm, other in (("base", "base"), ("extra", "test"), ("test", "extra"))]
-        (line,) = re.findall(rf"topics draw {k} (.*)\d s", out)
-        assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == pytest.approx(
-            means, abs=5.1e-4)
-        assert f" flags {' '.join(flags[:4] + flags[8:16])} torch " in row["versions"]
-    result = bias_line(pd.read_csv("results.csv"), "")
-    assert f"\n{result}\nrows: " in out
+        scores = [float(row[f"acc_{arm}"]) for arm in ("base", "extra", "test")]
+        (line,) = re.findall(rf"topics draw {k} (base .* unseen .* seen \S+) ", out)
+        assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == scores
+        assert not re.search("[,'\"]", row["versions"]), "a plain cell"
+        assert re.search(r" epochs: pretrain: 1 train: 2 .* script \w{12}$", row["versions"])
+        assert f" torch {torch.__version__} transformers " in row["versions"]
+    assert "0 rows are in results.csv, 2 draws are left" in out
+    assert out.endswith(f"rows: {Path.cwd()}/results.csv\nnext: python fit_model.py results.csv\n")
     message, out = run("--subsamples 2")
-    assert f"n = 20: 2 draws are finished\n{result}\nrows: " in out
+    assert "2 rows are in results.csv, 0 draws are left" in out and "\nnext: " in out
     assert message is None and written == [1, 2], "finished rows are skipped"
     run("--seed 1")
     *before, row = rows_of()
@@ -380,20 +369,9 @@ def test_a_run_writes_rows(run, script, monkeypatch, flags):
     assert row["loss_extra"] != rows[0]["loss_extra"]
 
 
-def bias_line(rows, goal):
-    bias, *_, half = plain_interval(rows, "bias")
-    k = rows["subsample"].max()
-    return f"stopped after {k} draws of each task: bias {bias:+.2f} ± {half:.2f} points{goal}"
-
-
-@pytest.mark.parametrize("typed, kept", [
-    ("--tasks a b --model 'my bert' b --m=5 --split=x --with-answers --device cpu --n 3 4",
-     "flags --model 'my bert' b --split=x --with-answers"),
-    ("--subsamples 9 --dask a:1 --name d --workers 2 --experiment a --margin 2", "flags --name d"),
-    ("--csv a,b.csv --out 'a --b.csv' --seed 5", "flags --csv a,b.csv --seed 5"),
-    ("--about 'the \"a\"'", "flags --about 'the \"a\"'"), ("--about 'a\nb'", "")])
-def test_typed_flags_as_rows_have_them(script, typed, kept):
-    assert script.typed_flags(shlex.split(typed)) == kept
+def test_a_bert_may_be_causal(script, model_dir):
+    folder = model_dir("bert", transformers.BertLMHeadModel, is_decoder=True)
+    assert script.find_model(str(folder), script.load_registry()).objective == "clm"
 
 
 def test_scores_by_hand(script):
@@ -405,80 +383,46 @@ def test_scores_by_hand(script):
 
 
 def test_the_grid_of_all_combinations_runs(run, model_dir):
-    """An XLM is masked, although it calls its layer lm_head; an OPT's output may be narrower."""
+    """Each once. An XLM is masked, although it calls its layer lm_head; an OPT's output may be
+    narrower."""
     xlm, opt = model_dir("xlm"), model_dir("opt", word_embed_proj_dim=16)
-    run(f"--model {xlm} {opt} --m 6 9 --n 4 8 --subsamples 2 1")
+    run(f"--model {xlm} {opt} --m 6 9 6 --n 4 8 --subsamples 2 1")
     found = Counter([(row["model"], row["m"], row["n"]) for row in rows_of()])
     assert found == {(model.name, m, n): {"4": 2, "8": 1}[n]
                      for model in (xlm, opt) for m in "69" for n in "48"}
 
 
-def test_columns_keep_the_values_of_the_first_version(script, empty_folder):
-    """Other processors round otherwise; other draws change losses by over a hundredth."""
-    script.main("--tasks rotten_tomatoes --m 20 --n 40 --subsamples 1 --max-length 96 --workers 1 "
-                "--pretrain-epochs 4 --pretrain-lr 5e-4 --device cpu".split())
-    (new,), (old,) = rows_of(), rows_of(ROOT / "tests" / "rows_before.csv")
-    assert new["recipe"] == "bdf82463f1ae"
-    for name in old:
+def test_rows_of_older_versions_are_reproduced_and_go_on(script, said):
+    """Of 30b0605 and of c3971ba, which wrote flags into `versions`. Other processors round
+    otherwise; other draws change losses by over a hundredth."""
+    flags = ("--tasks rotten_tomatoes --m 20 --n 40 --max-length 96 --workers 1 --device cpu "
+             "--pretrain-epochs 4 --pretrain-lr 5e-4 --subsamples").split()
+    script.main([*flags, "1"])
+    (new,) = rows_of()
+    shutil.copy(ROOT / "tests" / "rows_before.csv", "results.csv")
+    old = rows_of()
+    assert "2 rows are in results.csv, 0 draws are left" in said(script.main, *flags, 2).out
+    assert rows_of() == old and [*new] == [*old[0]]
+    assert said(load_script("fit_model").main, "results.csv").end is None
+    for name, value in old[0].items():
         if name.startswith(("nll", "loss")):
-            assert float(new[name]) == pytest.approx(float(old[name]), rel=2e-3), name
-        elif name.startswith("acc"):
-            assert abs(float(new[name]) - float(old[name])) < 1.01 / 40, name
-        elif not name.startswith(("f1", "recipe")):
-            assert new[name] == old[name], name
+            assert float(new[name]) == pytest.approx(float(value), rel=2e-3), name
+        elif name.startswith(("acc", "discordant")):
+            assert abs(float(new[name]) - float(value)) < 1.01 / 40, name
+        elif not name.startswith(("f1", "seconds", "versions")):
+            assert new[name] == value, name
 
 
-# --margin
-
-
-def test_a_margin_ends_a_run_at_the_least_k(run):
-    """Whichever worker is faster; also when it goes on from rows that are there."""
-    short = "--tasks rotten_tomatoes --max-length 16 --m 12"
-    run(f"{short} --subsamples 12 --out new/all.csv")
-    table = pd.read_csv("new/all.csv")
-    halves = [plain_interval(table[: 2 * k], "bias")[3] for k in range(8, 13)]
-    margin = 2.0001 * min(halves[1:])
-    least = 8 + [half <= margin / 2 for half in halves].index(True)
-    assert least > 8, "else it tells nothing"
-    result = bias_line(table[: 2 * least], f" (goal ±{margin / 2:g})\n")
-    for workers in (2, 1):
-        message, out = run(f"{short} --margin {margin} --subsamples 50 --workers {workers}")
-        assert message is None and result in out
-        assert comparable(rows_of()) == comparable(rows_of("new/all.csv")[: 2 * least])
-
-
-def test_a_margin_never_ends_a_run_within_a_round_or_before_the_eighth(
-        script, monkeypatch, capsys):
-    """Of tasks a and b by turns. The interval of equal rows shrinks with each. Too few draws are
-    told."""
-    table = bias_rows({"a": [6] * 9, "b": [6] * 9}, on_extra=(0.4, 0.58, 0.54), seconds=1,
-                      discordant=0.1, discordant_on_extra=0.08)
-    table = table.sort_values(["subsample", "task"])
-    rows = table.to_dict("records")
-    units = [script.Unit(row, {}, None, None, False) for row in rows]
-    monkeypatch.setattr(script, "append_row", Mock())
-    for enough, planned, ends in ((17, 18, 18), (4, 18, 16), (4, 6, 6)):
-        margin = 2.0001 * plain_interval(table[:enough], "bias")[3]
-        found = script.run_cell(
-            units[:planned], lambda samples: (row for row in rows), None, margin)
-        assert len(found) == ends
-        assert ("goal not reached: ±" in capsys.readouterr().out) == (ends == 6)
-
-
-@pytest.mark.parametrize("name, typed, default", cases("""
-    run_experiment |                        | bbc_news reuters [50] {200: 40} None
-    run_experiment | --margin 2             | bbc_news reuters [50] {200: 100} 2.0
-    run_experiment | --n 9 5 --subsamples 7 | bbc_news reuters [50] {9: 7, 5: 7} None
-    run_zero_shot  |                        | bbc_news [100] {30: 2} None
-    run_zero_shot  | --margin 2             | bbc_news [100] {30: 100} 2.0"""))
-def test_the_defaults(name, typed, default, monkeypatch):
-    """Tasks, m, draws for each n, margin."""
-    script, plan, run = load_script(name), Mock(), Mock()
-    monkeypatch.setattr(script, "plan_cells", plan)
-    monkeypatch.setattr(script, "run_all", run)
-    script.main(typed.split())
-    tasks, *planned = plan.call_args.args[3:6]
-    assert " ".join(map(str, [*tasks, *planned, run.call_args.args[3]])) == default
+@pytest.mark.parametrize("name, expected", [
+    ("run_experiment", "bbc_news reuters [50] [200] [40]"),
+    ("run_zero_shot", "bbc_news [100] [30] [2]")])
+def test_the_defaults(name, expected, monkeypatch):
+    """Tasks, m, n, draws."""
+    script, load = load_script(name), Mock(side_effect=ValueError("asked"))
+    monkeypatch.setattr(script, "load_tasks", load)
+    assert end_of(script.main) == "error: asked"
+    _, tasks, args, _ = load.call_args.args
+    assert " ".join(map(str, [*tasks, args.m, args.n, args.subsamples])) == expected
 
 
 # Going on
@@ -491,29 +435,28 @@ def test_another_recipe_or_other_data_is_refused(run, refused, tiny, benchmark_c
     run()
     (before,) = rows_of()
     for typed in ("--pretrain-epochs 2", "--precision bf16", f"--csv {other}"):
-        refused("results.csv has few-shot tiny-bert topics 30 20 1 0 with other texts, labels, "
-                "settings or model files: use", typed)
+        refused("has few-shot tiny-bert topics 30 20 1 0 with other texts, settings or model files:"
+                " use", typed)
     twin = shutil.copytree(tiny, "twin/tiny-bert")
     Path(twin, "merges.txt").touch()
-    refused("two models have one name", f"--model {tiny} {twin} --out twin.csv")
+    refused("this run, has few-shot tiny-bert ", f"--model {tiny} {twin} --out twin.csv")
     assert not Path("twin.csv").exists()
     assert rows_of() == [before]
 
 
-@pytest.mark.parametrize("change, whole", [
-    (lambda text: text + "few-shot,tiny,topi", 2),
-    (lambda text: text.rpartition(",")[0], 1),
-    (lambda text: text[:-2], 1), (lambda text: text[:-1].replace("\n", "\r\n"), 2),
-    (lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n", 2),
-    (lambda text: text.replace("\n", '\n"torn, inside quo\n', 1), 2),
-    (lambda text: text + "caf\udce9\n", 2)])
-def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, change, whole):
-    run('--subsamples 2 --name a,"b')  # is in quotes in the file
+@pytest.mark.parametrize("place, change, whole", [
+    (r"\Z", "few-shot,tiny,topi", 2), (r"\Z", "caf\udce9\n", 2), (r",[^,]*\Z", "", 1),
+    (r"..\Z", "", 2), (r"\n(?!\Z)", "\r\n", 2), (r"\A", "\ufeff", 2), (r"\Z", "\r\n", 2),
+    (r"\A.*?\n", r'\g<0>"torn, inside quo\n', 2)])
+def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, place, change, whole):
+    typed = '--experiment few,"shot'  # is in quotes in the file
+    run(f"--subsamples 2 {typed}")
     file = Path("results.csv")
-    text = change(file.read_text()).encode(errors="surrogateescape")
+    text = re.sub(place, change, file.read_text(), flags=re.DOTALL)
+    text = text.encode(errors="surrogateescape")
     file.write_bytes(text)
     for _ in range(2):
-        run("--subsamples 3")
+        run(f"--subsamples 3 {typed}")
         assert file.read_bytes().startswith(text)
         added = csv.reader(file.read_bytes()[len(text) :].decode().strip().split("\n"))
         assert [cells[5] for cells in added] == ["2", "3"][whole - 1 :], "on lines of their own"
@@ -522,22 +465,25 @@ def test_a_torn_line_stands_alone_and_no_editor_loses_a_row(run, change, whole):
 # Processes
 
 
-def wait_for_rows(count, file):
-    deadline = time.time() + 300
+def wait_for_rows(count, file, process=None):
+    """Until they are there, or the process has ended."""
+    deadline = time.time() + 100
     while time.time() < deadline and not (file.exists() and len(rows_of(file)) >= count):
+        if process and process.poll() is not None:
+            break
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_ended_keeps_its_rows(number, flags, run):
-    """By Ctrl-C, which its workers get, too, or by kill -9. It has no stdout, as under cron."""
+    """By Ctrl-C, which its workers get, too, or by kill -9."""
     flags += "--workers 2 --subsamples 5000".split()
     process = subprocess.Popen(
         [sys.executable, ROOT / "run_experiment.py", *flags], text=True,
         stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=lambda: [signal.signal(signal.SIGINT, signal.SIG_DFL), os.close(1)])
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     file = Path("results.csv")
-    wait_for_rows(4, file)
+    wait_for_rows(4, file, process)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=200)
     if number == signal.SIGINT:
@@ -546,37 +492,29 @@ def test_a_run_that_is_ended_keeps_its_rows(number, flags, run):
     assert 4 < len(whole) < 5000
     run(f"--subsamples {len(whole)}")
     assert file.read_text().splitlines()[: len(whole)] == whole
-    assert [int(row["subsample"]) for row in rows_of()] == [*range(1, len(whole) + 1)]
+    found = [int(row["subsample"]) for row in rows_of()]
+    assert sorted({*found, *range(1, len(whole) + 1)}) == sorted(found), "each once"
 
 
-@pytest.mark.parametrize("name", ["display", "none"])
-def test_a_second_ctrl_c_ends_the_process_at_once(script, monkeypatch, name):
-    """Not that of a notebook, which has a display."""
-    monkeypatch.setattr(f"builtins.{name}", None, raising=False)
-    before = signal.signal(signal.SIGINT, script.stop)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    now = signal.signal(signal.SIGINT, before)
-    assert now == (script.stop if name == "display" else signal.SIG_DFL)
-
-
-def waited(sample, device, threads):
-    """The first ends, the second fails after a while."""
+def waited(folder, sample, *_, **__):
+    """The first ends, then the second fails, while the third goes on."""
     k = sample.row["subsample"]
-    time.sleep([0, 15, 300][k - 1])
     if k == 2:
+        wait_for_rows(1, folder / "results.csv")
         raise ValueError("diverged")
+    if k == 3:
+        time.sleep(60)
+        (folder / "third").touch()
     return dict.fromkeys(load_script("run_experiment").COLUMNS, 0.5) | sample.row
 
 
 def test_a_failure_ends_the_others_and_keeps_what_ended(refused, script, monkeypatch):
-    monkeypatch.setattr(script, "run_subsample", waited)
-    begun = time.time()
+    monkeypatch.setattr(script, "run_subsample", functools.partial(waited, Path.cwd()))
     refused("diverged", "--workers 2 --subsamples 3")
-    assert [row["subsample"] for row in rows_of()] == ["1"] and time.time() - begun < 200
+    assert [row["subsample"] for row in rows_of()] == ["1"] and not Path("third").exists()
 
 
-def counted(sample, device, threads):
+def counted(sample, device, threads, **_):
     """run_subsample; versions: its process and how many models that loaded."""
     row = RUN_SUBSAMPLE(sample, device, threads)
     loads = load_script("run_experiment").load_network.cache_info().misses
@@ -592,38 +530,17 @@ def test_a_process_loads_its_model_once(run, script, monkeypatch):
     assert str(os.getpid()) not in processes
 
 
-@pytest.mark.parametrize("device, size, cores, asked, workers, threads", [
-    ("cpu", 49e6, 9, None, 4, 1), ("cpu", 49e6, 2, None, 2, 1), ("meta", 49e6, 9, None, 1, 9),
-    ("cpu", 51e6, 9, None, 1, 9), ("cpu", 51e6, 9, 2, 2, 4), ("cpu", 51e6, 9, 20, 20, 1)])
-def test_only_small_models_on_a_cpu_get_four_workers(
-        script, monkeypatch, device, size, cores, asked, workers, threads):
+@pytest.mark.parametrize("device, numbers", [
+    ("cpu", "49 9 0 4 1"), ("cpu", "49 2 0 2 1"), ("meta", "49 9 0 1 9"), ("cpu", "51 9 0 1 9"),
+    ("cpu", "51 9 2 2 4"), ("cpu", "51 9 20 20 1")])
+def test_only_small_models_on_a_cpu_get_four_workers(script, monkeypatch, device, numbers):
     """The cores are shared among workers. The largest model of a run decides."""
+    size, cores, asked, workers, threads = map(int, numbers.split())  # in MB; 0: not asked
     monkeypatch.setattr(joblib, "cpu_count", lambda: cores)
-    cells = [fake_samples(1, size) for size in (9, size, 8)]
-    pool, compute = script.open_pool(cells, lambda *job: job[1:], device, asked, None)
-    assert pool.parallel_config["n_jobs"] == workers
-    with pool, joblib.parallel_config("sequential"):
-        assert [*compute(fake_samples(1))] == [(device, threads)]
-
-
-def fake_samples(count, size=9):
-    """Samples, or Units of a model of that size, that fill a pool's functions."""
-    return [SimpleNamespace(row={"versions": "", "k": k}, recipe={"precision": "bf16"},
-                            model=SimpleNamespace(size=size)) for k in range(count)]
-
-
-def slow(sample, device, threads):
-    time.sleep(0.2)
-    return sample.row["k"]
-
-
-def test_a_cell_that_ends_early_leaves_nothing_to_the_next(script):
-    pool, compute = script.open_pool([fake_samples(1)], slow, "cpu", 2, None)
-    with pool:
-        begun = compute(fake_samples(8))
-        next(begun)
-        begun.close()
-        assert [*compute(fake_samples(8))] == [*range(8)]
+    left = [(None, None, SimpleNamespace(size=own), None) for own in (9, size * 1e6, 8)]
+    args = SimpleNamespace(device=device, workers=asked, dask=None, precision="float32")
+    pool, found = script.open_pool(left, args)
+    assert [pool.parallel_config["n_jobs"], found] == [workers, threads]
 
 
 HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "12345678901a"}
@@ -634,11 +551,10 @@ HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "1234567890
 def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
     path = tmp_path / "results.csv"
     row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
-    script.append_row(path, row)
+    script.append_row(path, {**row})
     file = pd.read_csv(path)[[*HASHES]]
     assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
-    assert script.find_row(path, row, script.finished_rows(path)) == row | dict.fromkeys(
-        script.MEASURES, 1)
+    assert script.finished_rows(path)[script.key_of(row)] == (row["data"], row["recipe"])
 
 
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
@@ -653,24 +569,10 @@ def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
         assert {*lines} == whole and len(lines) == 3
 
 
-def test_a_look_reads_new_lines_or_another_file(script, tmp_path):
-    """Rows of the file, how much of its end is torn off. A last row that ends in the hash of a
-    script is whole."""
-    file = tmp_path / "results.csv"
-    for numbers, torn in (("78", 0), ("789", 2), ("789", 1), ("789", 0), ("79", 0), ("12345", 0),
-                          ("123456", 0), ("", 0)):
-        lines = [script.COLUMNS]
-        for number in numbers:
-            lines.append([*"abc12", number, *["1"] * 29, f"a script {number:>012}"])
-        text = "\n".join(map(",".join, [*lines, ""]))
-        file.write_text(text[: len(text) - torn])
-        rows = script.finished_rows(file).values()
-        assert [*numbers][: len(numbers) - torn // 2] == [row["subsample"] for row in rows]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """(address of a real Dask scheduler, processes of it and its two workers)."""
+    """(address of a real Dask scheduler, processes of it and its two workers). A worker gives its
+    number as the version of transformers, so that a row tells where it was made."""
     folder, processes = tmp_path_factory.mktemp("dask"), []
     for words in ("scheduler --host 127.0.0.1 --port 0", *["worker --nthreads 2 --no-nanny"] * 2):
         command = [sys.executable, "-m", "dask", *words.split(), "--no-dashboard",
@@ -680,6 +582,7 @@ def cluster(tmp_path_factory):
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)))  # ends with the tests
     with distributed.Client(scheduler_file=str(folder / "scheduler.json")) as client:
         client.wait_for_workers(2, timeout=60)
+        client.run(exec, "import os, transformers as t; t.__version__ = str(os.getpid())")
         address = client.scheduler.address
     yield address, processes
     for process in processes:
@@ -687,36 +590,22 @@ def cluster(tmp_path_factory):
         process.wait()
 
 
-def test_a_run_has_one_client_and_a_failure_on_dask_is_one_line(run, refused, cluster, monkeypatch):
-    monkeypatch.setattr(distributed, "Client", Mock(wraps=distributed.Client))
-    assert run(f"--dask {cluster[0]} --m 30 24")[0] is None and len(rows_of()) == 2
-    assert distributed.Client.call_count == 1
-    refused("the loss of arm extra", f"--dask {cluster[0]} --seed 1 --pretrain-lr 1e30")
-    assert not run.err, "what the scheduler says is not for the user"
+def makers(rows):
+    """Numbers of the processes that made the rows. Sets the version that they give right."""
+    found = set()
+    for row in rows:
+        (number,) = re.findall(r" transformers (\d+) ", row["versions"])
+        row["versions"] = row["versions"].replace(f" {number} ", f" {transformers.__version__} ")
+        found.add(int(number))
+    return found
 
 
-def test_dask_runs_two_jobs_a_thread_ahead_and_keeps_the_order(script, cluster):
-    """Two workers have two threads each. Later rows are ready before the first."""
-    def timed(sample, *_):
-        time.sleep(sample.row["k"] == 0)
-        return sample.row["k"], time.time()
-
-    asked = []
-    client, compute = script.open_pool(None, timed, "cpu", None, cluster[0])
-    with client:
-        rows = compute(asked.append(sample) or sample for sample in fake_samples(20))
-        numbers, ends, ahead = zip(*[(*row, len(asked)) for row in rows])
-    assert [*numbers] == [*range(20)] and min(ends) < ends[0]
-    assert [*ahead] == [min(k + 9, 20) for k in range(20)]
-
-
-def test_a_dask_worker_may_die(run, script, cluster):
-    """Its rows are also those of a task among others."""
+def test_dask_workers_make_rows_and_may_die(run, refused, cluster):
+    """Both make rows, and the other goes on if one dies. A failure is one line."""
     address, (scheduler, worker, last) = cluster
-    file, left = Path("results.csv"), []
-    run("--subsamples 8 --tasks rotten_tomatoes --out local.csv")
-    with distributed.Client(address) as client:
-        client.run(setattr, torch, "__version__", "9.9.9")
+    typed, file, left = f"--subsamples 8 --dask {address}", Path("results.csv"), []
+    run("--subsamples 8 --out local.csv")
+    assert run(f"{typed} --out quiet.csv")[0] is None
 
     def kill():
         wait_for_rows(1, file)
@@ -725,18 +614,19 @@ def test_a_dask_worker_may_die(run, script, cluster):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert run(f"--subsamples 8 --dask {address}")[0] is None
+    assert run(typed)[0] is None
     killer.join()
-    assert left[0] > 0 and worker.wait() < 0
-    local = rows_of("local.csv")[::2]
-    for row in local:
-        row["versions"] = row["versions"].replace(f"torch {torch.__version__} ", "torch 9.9.9 ")
-    assert comparable(rows_of()) == comparable(local)
+    rows, quiet = rows_of(), rows_of("quiet.csv")
+    assert left[0] > 0 and worker.wait() < 0 and last.pid in makers(rows)
+    assert makers(quiet) == {worker.pid, last.pid}
+    assert comparable(rows) == comparable(quiet) == comparable(rows_of("local.csv"))
+    refused("the loss of arm extra", f"{typed} --seed 1 --pretrain-lr 1e30")
+    assert not run.err, "what the scheduler says is not for the user"
     last.kill()
     last.wait()
     threading.Timer(2, scheduler.kill).start()
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
-        message, _ = run(f"--seed 2 --subsamples 500 --dask {address}")
+        message, _ = run(f"{typed} --seed 2 --subsamples 500")
     assert message.startswith("error: ") and not run.err
 
 
@@ -765,7 +655,7 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
     source = (ROOT / "run_experiment.py").read_text(encoding="utf-8")
     cell = {"__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), cell)
-    assert "copy " in end_of(cell["main"], *flags)
+    assert "'tasks.json'" in end_of(cell["main"], *flags)
     shutil.copy(ROOT / "tasks.json", ".")
     flags += ["--workers", "2"]
     assert end_of(cell["main"], *flags) is None and len(rows_of()) == 1
@@ -782,37 +672,45 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
     --model bort                         | could not load model bort
     --csv absent.csv                     | No such file
     --device toaster                     | Expected one of cpu, cuda
-    --out /proc/rows.csv                 | /proc
-    --experiment my-answers              | --with-answers
-    --max-length 3 --with-answers        | 3 tokens leave no room for a text
-    --out v.png                          | must end in .csv
-    --n 5 10 20 --subsamples 7 3         | one for each n
-    --m 3 30 9 --n 5 300 7               | too small for m = 30, n = 300
+    --out /sys/rows.csv                  | /sys/
+    --experiment my-answers              | my-answers:
+    --experiment my-labeled-read         | my-labeled-read:
+    --n 5 10 20 --subsamples 7 3         | one for each of --n
+    --m 3 30 9 --n 5 300 7               | topics is too small
+    --tasks imdb --csv imdb.csv          | two tasks have one name: imdb
+    --text text label                    | 'label' is the --label, so it cannot be a --text
     --pretrain-lr 1e30 --batch-size 64   | topics: the loss of arm extra is not finite"""))
 def test_mistakes_in_flags(refused, typed, words):
     refused(words, typed)
-    assert not os.listdir(), "a refused start leaves nothing behind"
+    assert not [*Path().glob("*.csv")], "a refused start leaves no results"
 
 
-def test_a_file_without_a_flag(run):
-    for typed in ("mine.csv", "--cs mine.csv"):  # rows hold a flag's whole name
-        assert run(typed)[0] == 2 and "with your own file: " in run.err
+@pytest.mark.parametrize("typed, words", [
+    ("mine.csv", "unrecognized arguments: mine.csv"), ("--hub owner/name", "not allowed with"),
+    ("--m 0", "invalid whole value: '0'"), ("--subsamples -1", "invalid whole"),
+    ("--train-lr 0", "invalid "), ("--pretrain-lr inf", "invalid "),
+    ("--tasks agnews", "invalid choice: 'agnews'")])
+def test_mistakes_that_argparse_tells(run, typed, words):
+    assert run(typed)[0] == 2 and words in run.err
 
 
-def test_a_folder_without_locks_is_named_before_training(refused, monkeypatch):
+def test_a_file_that_cannot_be_written_is_found_before_training(refused, script, monkeypatch):
+    """The tests may run as root, who may write anywhere."""
+    monkeypatch.setattr(script, "run_subsample", Mock(side_effect=ValueError("trained")))
+    Path("results.csv").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "no")))
+        refused("PermissionError: [Errno 13]")
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(37, "none")))
-    refused("cannot write and lock results.csv")
-    assert not os.listdir()
+    refused("OSError: [Errno 37]")
 
 
 @pytest.mark.parametrize("name, flags", [
     ("run_experiment", "--text, --label, --name, --split"),
     ("run_zero_shot", "--text, --label, --name, --split, --about, --answer")])
-def test_words_for_ones_own_data_need_it(name, flags, monkeypatch):
-    script = load_script(name)
-    monkeypatch.setattr(script, "find_model", Mock())
-    message = end_of(script.main, "--tasks=bbc_news", *f"{flags},".replace(",", "=x").split())
-    assert message == f"error: these flags are only for --csv and --hub: {flags}"
+def test_words_for_ones_own_data_need_it(name, flags):
+    message = end_of(load_script(name).main, *f"{flags},".replace(",", "=x").split())
+    assert message == f"error: only for --csv and --hub: {flags}"
 
 
 # Models
@@ -825,20 +723,13 @@ def edit_json(key, value, **others):
     return edit
 
 
-@pytest.mark.parametrize("kind, edit, words", [
-    ("bert", lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+@pytest.mark.parametrize("edit, words", [
+    (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "model.safetensors"),
-    ("bert", lambda folder: os.truncate(folder / "model.safetensors", 9000),
-     "are not whole (cloned? "),
-    ("bert", edit_json("num_hidden_layers", 3), "layer.2"),
-    ("gpt2", edit_json("architectures", ["GPT2ForTokenClassification"]), "not a classifier"),
-    ("gpt2", edit_json("model_type", "bart"), "encoder-decoder"),
-    ("gpt2", edit_json("model_type", "gemma3"), "multimodal"),
-    ("gpt2", edit_json("quantization_config", {"quant_method": "gptq", "bits": 4}), "quantized"),
-    ("gpt2", lambda folder: (folder / "adapter_config.json").touch(), "an adapter: merge it"),
-    ("bert", lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer files")])
-def test_a_model_that_cannot_be_used(refused, model_dir, kind, edit, words):
-    folder = model_dir(kind)
+    (lambda folder: os.truncate(folder / "model.safetensors", 9000), "SafetensorError"),
+    (edit_json("num_hidden_layers", 3), "layer.2")])
+def test_a_model_that_cannot_be_used(refused, model_dir, edit, words):
+    folder = model_dir("bert")
     edit(folder)
     refused(words, f"--model {folder}")
 
@@ -851,13 +742,10 @@ def with_nan(config):
 
 @pytest.mark.parametrize("kind, changes, words", [
     ("bert", {"saved_as": transformers.BertModel}, "output layer: .* no .*'cls.predictions.bias'"),
-    ("bert", {"initializer_range": 1e30}, "overflow"),
-    ("llama", {"saved_as": with_nan}, "not finite: .* a nan"),
-    ("bert", {"vocab_size": 30000}, "30522 tokens, but 30000 rows of embeddings"),
-    ("bert", {"words": byte_tokenizer([], mask_token="?")}, "puts no .CLS. before"),
-    ("bert", {"words": byte_tokenizer([], "! $A", cls_token="!")}, "no mask token"),
-    ("mistral", {"is_causal": False, "initializer_range": 0.01}, "not causal"),  # seen faintly
-    ("mistral", {"is_causal": False, "precision": "bf16"}, "not causal")])
+    ("bert", {"initializer_range": 1e30}, "not finite"),
+    ("llama", {"saved_as": with_nan}, "not finite"),
+    ("mistral", {"is_causal": False, "initializer_range": 0.01}, "later tokens"),  # seen faintly
+    ("mistral", {"is_causal": False, "precision": "bf16"}, "later tokens")])
 def test_a_network_that_cannot_be_used(load, kind, changes, words):
     load("mistral", initializer_range=0.01)
     load("opt", initializer_range=9)  # rounding moves such logits by more than .001
@@ -869,12 +757,6 @@ def test_texts_that_a_model_does_not_know(script, tokenizer):
     script.check_known(tokenizer, ["a b c d e f", "a b c d e ខ្ញុំ"])
     with pytest.raises(ValueError, match="not know 50%"):
         script.check_known(tokenizer, ["ខ្ញុំ b"])
-
-
-def test_a_model_that_running_changes_is_refused(load):
-    """RWKV halves weights for scoring; arms would begin with others."""
-    with pytest.raises(ValueError, match="running the model changes its "):
-        load("rwkv", rescale_every=1)
 
 
 def test_a_models_own_code_is_never_run(refused, model_dir, monkeypatch):
@@ -900,15 +782,15 @@ OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},
        "batch_sizes": {"pretrain": 9}}
 
 
-@pytest.mark.parametrize("typed, epochs, rates, sizes", [
-    ("", [5, 7], [1e-4, 0.5], [9, 16]),
-    ("--train-epochs 8 --pretrain-lr 2", [5, 8], [2, 0.5], [9, 16]),
-    ("--pretrain-epochs 8 --train-lr 2 --batch-size 3", [8, 7], [1e-4, 2], [3, 3])])
-def test_a_flag_comes_before_a_tasks_recipe_and_that_before_the_models(
-        script, typed, epochs, rates, sizes):
+@pytest.mark.parametrize("typed, numbers", cases("""
+    |                                                5 7 1e-4 0.5 9 16
+    --train-epochs 8 --pretrain-lr 2 |                 5 8 2 0.5 9 16
+    --pretrain-epochs 8 --train-lr 2 --batch-size 3 |  8 7 1e-4 2 3 3"""))
+def test_a_flag_comes_before_a_tasks_recipe_and_that_before_the_models(script, typed, numbers):
     task = script.Task([], None, [], "", "", {"recipes": {"bert": OWN}})
     recipe = recipe_of(script, typed, task, "mine", "bert")
-    assert [[*recipe[name].values()] for name in OWN] == [epochs, rates, sizes]
+    assert [value for name in OWN for value in recipe[name].values()] == [
+        *map(float, numbers.split())]
     assert recipe["max_length"] == 256
     with pytest.raises(ValueError, match="mistral works only with run_zero_shot.py"):
         recipe_of(script, typed, task, "mistral", "mistral")

@@ -140,15 +140,12 @@ def test_prompts_scored_together_score_as_alone(kind, changes, zero, load, monke
     alone = zero.score_classes(net, tokenizer, prompts[:1], classes)
     np.testing.assert_allclose(alone, expected[:1], atol=1e-5)
     monkeypatch.setattr(zero, "SCORED", 2)
-    group = Mock(side_effect=zero.score_group)
-    monkeypatch.setattr(zero, "score_group", group)
     few = zero.score_classes(net, tokenizer, prompts, classes)
     np.testing.assert_allclose(few, expected, atol=1e-5)
-    assert len(group.call_args_list) == 3 * len(prompts)
 
 
 def recipe_with(zero, typed, task="ag_news", weights=""):
-    entry = SimpleNamespace(classes=CLASSES, spec=zero.load_registry()["tasks"][task])
+    entry = SimpleNamespace(classes=CLASSES, groups=None, spec=zero.load_registry()["tasks"][task])
     return recipe_of(zero, typed, entry, "mistral", "mistral", weights=weights)
 
 
@@ -177,20 +174,6 @@ def test_the_hash_covers_whatever_decides_the_numbers(zero, monkeypatch):
         monkeypatch.setattr(zero, name, 9)
         recipes.append(recipe_with(zero, ""))
     assert len({*map(zero.short_hash, recipes)}) == len(recipes)
-
-
-@pytest.mark.parametrize("capability, typed, end", [
-    ((8, 0), "", "called"), ((7, 5), "", "cuda does not support bf16: use --precision fp16"),
-    ((7, 5), "--precision fp16", "called"),
-    (RuntimeError("no kernel image"), "", "cuda does not work here .try --device cpu.: no kernel")])
-def test_a_worker_computes_in_what_its_card_can(capability, typed, end, zero, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch, "ones", Mock(side_effect=[capability]))
-    recipe = recipe_with(zero, f"--quantize nf4 {typed}") | {"answers": ["a", "instruction b"]}
-    sample = SimpleNamespace(row={"versions": ""}, recipe=recipe)
-    with pytest.raises(ValueError, match=end):
-        zero.run_job(Mock(side_effect=ValueError("called")), "cuda", 1, sample)
-    assert " answers: [a instruction b] pack: 1  torch" in sample.row["versions"]
 
 
 RECIPE = {"epochs": 2, "batch_size": 3, "learning_rate": 0.01, "quantize": "none",
@@ -294,18 +277,13 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     assert message is None and {name: str(value) for name, value in unit["row"].items()} == row
     assert "instruction" not in row["versions"], "a prompt is long"
     assert unit.pop("hash") == zero.short_hash(unit)
-    recipe, texts = unit["model"], pd.read_csv(benchmark_csv)["text"]
-    size = 8 if "pack" in typed else 1
-    assert [recipe["pack"], recipe["answers"]] == [size, "answers" in typed]
     assert min(map(len, unit["test"]["examples"])) < 60  # some are cut
-    for name, its in zip(("extra", "test"), trained, strict=True):
-        found = unit[name]["examples"]
-        packs = [[recipe["instruction"], *found[at : at + size]] for at in range(0, 9, size)]
-        assert its == unit[name]["sequences"] == ["\n\n".join(pack) for pack in packs]
+    assert trained == [unit[name]["sequences"] for name in ("extra", "test")]
+    assert len(trained[0]) == (2 if "pack" in typed else 9)
 
-    nlls, right = set(), {}
+    nlls, right, table = set(), {}, pd.read_csv(benchmark_csv)
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
-    codes = pd.read_csv(benchmark_csv)["label"].astype("category").cat.codes.to_numpy()
+    texts, codes = table["text"], table["label"].astype("category").cat.codes.to_numpy()
     split = zero.split_rows(codes, int(row["m"]), 9, 1)
     for arm, name in itertools.product(ARMS, SETS):
         prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
@@ -333,8 +311,10 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     folder = byte_model("gpt2")
     _, first = run(folder, "--adapters kept")
     (path,) = Path("kept").glob("*/unit.json")
-    _, rows = run(folder, "--subsamples 2 --adapters others")
-    assert rows[:1] == first and len(rows) == 2
+    _, rows = run(folder, "--seed 1 --subsamples 2 --adapters others")
+    assert rows[:1] == first and len(rows) == 3
+    for score, same in (("nll_test", False), ("nll_base", True)):  # base keeps no adapter
+        assert (rows[0][score] == rows[1][score]) == same
     run(folder, "--adapters kept --out other.csv --about tweets")
     assert len([*Path("kept").glob("*/unit.json")]) == 2
     with monkeypatch.context() as patch:
@@ -345,7 +325,7 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     message, _ = run(folder, "--adapters kept --out stopped.csv")
     assert "[Errno 28] No space" in message and not path.exists()
     message, again = run(folder, "--about tweets")
-    assert "use a different --out" in message and again[:2] == rows
+    assert "use a different --out" in message and again == rows
 
 
 def test_show_prompts(zero, byte_model, run, capsys):
@@ -359,12 +339,11 @@ def test_show_prompts(zero, byte_model, run, capsys):
     assert out.count("rain again\n### Answer:\n") == 1
 
 
-@pytest.mark.parametrize("text, classes, typed, words", [
-    ("mail", "ab", "--pretrain-lr 1e30 --batch-size 1", "arm extra"),
-    ("ខ្ញុំ a b", "ab", "", "does not know 2"), ("mail", "👍👎", "", "rename")])
-def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, model_dir, run):
+@pytest.mark.parametrize("text, classes, words", [
+    ("ខ្ញុំ a b", "ab", "does not know 2"), ("mail", "👍👎", "rename")])
+def test_a_mistake_ends_in_one_line_without_a_row(text, classes, words, model_dir, run):
     write_csv("mail.csv", [(f"{text} {chr(97 + n % 26)}", classes[n % 9 == 8]) for n in range(90)])
-    message, rows = run(model_dir("llama"), f"--csv mail.csv {typed}")
+    message, rows = run(model_dir("llama"), "--csv mail.csv")
     assert message.startswith("error: ") and words in message and not rows
 
 
@@ -373,11 +352,8 @@ def test_a_mistake_ends_in_one_line_without_a_row(text, classes, typed, words, m
     ("bert", {}, "is masked: use run_experiment.py", "float32"),
     ("llama", {"is_causal": False}, "not causal", "bf16"),
     ("llama", {"saved_as": t.LlamaModel}, "output layer", "float32"),
-    ("gpt2", {"initializer_range": 1e30}, "not finite", "float32"),
-    ("llama", {"vocab_size": 256, "pad_token_id": 0}, "257 tokens, but 256 ", "float32"),
-    ("mixtral", {}, "mixture of experts", "float32"),
-    ("llama", {"words": t.ByT5Tokenizer()}, "tokenizer.json", "float32")])
-def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, model_dir, run):
-    folder = model_dir(kind, **{"words": byte_tokenizer([])} | changes)
-    message, rows = run(folder, f"--max-length 900 --precision {precision} --adapters kept")
+    ("gpt2", {"initializer_range": 1e30}, "not finite", "float32")])
+def test_a_model_that_cannot_serve_is_refused(kind, changes, words, precision, byte_model, run):
+    message, rows = run(byte_model(kind, **changes),
+                        f"--max-length 900 --precision {precision} --adapters kept")
     assert message.startswith("error: ") and words in message and not rows

@@ -7,7 +7,9 @@ import builtins
 import dis
 import re
 import shlex
+import subprocess
 import sys
+import tokenize
 import tomllib
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,6 +22,7 @@ SCRIPTS = sorted(ROOT.glob("*.py"))
 EACH = pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 BLOCK = re.compile(
     r"^# --- shared: (\w+) ---\n(.*?)^# --- end shared ---$", re.DOTALL | re.MULTILINE)
+TOP = re.compile(r"(?ms)^((?:def|class) \w+)(.*?)^(?=\S)")  # functions and classes
 GUIDES = ("README.md", "docs/own_texts.md", "docs/paper.md")
 METADATA = re.compile(r"^# /// script\n((?:#.*\n)+?)# ///\n")  # PEP 723
 BEHIND = {"accelerate", "bitsandbytes", "gguf", "pip"}  # transformers imports these; pip is run
@@ -82,7 +85,7 @@ def test_a_tilde_is_the_home_folder(path):
 
 @EACH
 @pytest.mark.parametrize("error, end", [
-    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError('a')")])
+    (ValueError("in two\nlines"), "in two lines"), (KeyError("a"), "KeyError: 'a'")])
 def test_an_error_is_one_line(path, error, end, monkeypatch):
     script = load_script(path.stem)
     monkeypatch.setattr(script, "parse_args", Mock(side_effect=error))
@@ -93,11 +96,20 @@ def test_an_error_is_one_line(path, error, end, monkeypatch):
 
 
 @EACH
+def test_a_missing_package_is_one_line(path):
+    """-S hides those that are installed."""
+    done = subprocess.run([sys.executable, "-S", path], capture_output=True, text=True)
+    words = rf"error: No module named '\w+'\. Run pip install -r .* uv run {path.name}\n"
+    assert done.returncode == 1 and re.fullmatch(words, done.stderr), done.stderr
+
+
+@EACH
 @pytest.mark.parametrize("argv, flags", [
     (["/bin/ipykernel_launcher.py", "--f=kernel.json"], []), (["edited.py", "--m=9"], ["--m=9"])])
 def test_run_magic_runs_the_text_of_now(path, argv, flags, tmp_path, monkeypatch):
     """Although the process has imported an older one. VS Code's window also sets __file__, but a
-    kernel's flags are not ours."""
+    kernel's flags are not ours. IPython prepends the folder of what it runs."""
+    monkeypatch.syspath_prepend(tmp_path)
     edited, guard = tmp_path / f"{path.stem}_edited.py", read(path).partition("\nif __name__")
     monkeypatch.setattr(sys, "argv", argv)
     for word in ("old", "edited"):
@@ -129,16 +141,34 @@ def test_what_scripts_share_is_identical():
     name, since pasted cells share one namespace."""
     places = {}  # by name, by text: the scripts
     for path in SCRIPTS:
-        parts = dict(BLOCK.findall(read(path)))
-        for node in ast.parse(read(path)).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                parts[f"{node.name}()"] = ast.dump(node)
-        for name, text in parts.items():
+        for name, text in BLOCK.findall(read(path)) + TOP.findall(read(path)):
             places.setdefault(name, {}).setdefault(text, []).append(path.name)
     drifted = {name: [*texts.values()] for name, texts in places.items() if len(texts) > 1}
-    assert {*drifted} <= {"main()", "parse_args()"}, drifted
-    shared = [[*texts.values()][0] for name, texts in places.items() if "()" not in name]
-    assert len(shared) > 5 == len(SCRIPTS) and min(map(len, shared)) > 1
+    assert {*drifted} <= {"def main", "def parse_args"}, drifted
+    alone = [name for name, texts in places.items() if len([*texts.values()][0]) == 1]
+    assert len(SCRIPTS) == 5 and all(" " in name for name in alone), alone
+
+
+MOST = {"run_experiment": 8500, "run_zero_shot": 8600, "fit_model": 7700, "meta_analysis": 2700,
+        "contamination_test": 7400}  # tokens of code
+
+
+def size_of(path):
+    """Tokens, but comments, docstrings, line breaks and indents."""
+    with path.open("rb") as file:
+        kinds = [tokenize.tok_name[token.type] for token in tokenize.tokenize(file.readline)]
+    words = " ".join(kind for kind in kinds if kind not in ("COMMENT", "NL"))
+    # a string that is a whole statement, after ENCODING, NEWLINE, INDENT or DEDENT
+    words = re.sub(r"(?<=ODING|WLINE|NDENT|EDENT) STRING(?= NEWLINE)", "", words)
+    return len(re.findall(r"\b(?:NAME|NUMBER|STRING|OP)\b", words))
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="elsewhere an f-string is many tokens")
+def test_code_stays_small():
+    sizes = {path.stem: size_of(path) for path in SCRIPTS}
+    grown = [name for name in sizes if sizes[name] > MOST[name]]
+    assert not grown, sizes
+    assert sum(map(size_of, ROOT.glob("tests/*.py"))) <= 43000
 
 
 COMMANDS = [*dict.fromkeys(commands())]
@@ -156,7 +186,7 @@ def parts_of(command):
 def test_every_command_parses(source, command):
     """The script exists and argparse takes the flags; the tasks named are in tasks.json."""
     name, flags = parts_of(command)
-    if name.startswith("tests/"):
+    if name.startswith("docs/studies/"):
         assert (ROOT / f"{name}.py").exists()
         return
     args = load_script(name).parse_args(flags)
@@ -169,7 +199,8 @@ def test_no_link_is_dead():
     # gone: blocks of code, where # begins a comment; addresses; the blank behind #; punctuation
     gone = r"(?ms)^```.*?```|\]\(.*?\)|^\[[^\n]*\]: \S+|(?<=#) |[^\w\n #-]"
     names = {path: re.sub(gone, "", read(path)).lower().replace(" ", "-")
-             for path in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+             for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"),
+                          *ROOT.glob("tests/**/*.md")]}
     for path in names:
         for place, anchor in re.findall(
                 r"(?m)(?:\]\(|^\[.*\]: )(?!http)([^)#\s]*)([^)\s]*)", read(path)):

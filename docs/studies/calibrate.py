@@ -1,10 +1,10 @@
 """Do the 89% intervals of a crossed bias hold 89%? Run by hand; each takes 2 minutes on one core.
 
-    python tests/studies/calibrate.py            # prints the table of docs/results.md
-    python tests/studies/calibrate.py --alike    # how often the page says that tasks differ
-    python tests/studies/calibrate.py --models   # the mean over models, by the old and the new rule
-    python tests/studies/calibrate.py --skew     # published subsamples that are skewed
-    python tests/studies/calibrate.py --boost    # the boost over the published settings
+    python docs/studies/calibrate.py            # prints the table of docs/validation.md
+    python docs/studies/calibrate.py --alike    # how often the page says that tasks differ
+    python docs/studies/calibrate.py --models   # the mean over models
+    python docs/studies/calibrate.py --skew     # published subsamples that are skewed
+    python docs/studies/calibrate.py --boost    # the boost over the published settings
 
 Each study simulates 4,000 data sets with a known bias (standard error of a share near .89: .005).
 In a subsample the two pretrained models answer a share of about d of the n texts of each set
@@ -21,14 +21,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
 CHUNK = 250  # data sets at once
 CHUNKS = 16
 MARGIN = 1.0  # points
-LEAST = 8  # subsamples of each task, before a run may stop
-SIZES = (2, 3, 5, 10, (3, 30))  # K of each task, or of the tasks in turn
+DEFAULT = 40  # subsamples of each task in a run of run_experiment.py
+SIZES = (2, 3, 5, 10, (3, 30), DEFAULT)  # K of each task, or of the tasks in turn
 CHANGES = {"0": [[0]], "1": [[1]], "2": [[2]], "0 and 4": [[0, 4], [4, 0]]}  # sd of the tasks
 
 
@@ -88,7 +88,8 @@ def check(only_seen, only_unseen, n, K, half):
     for s in range(5):
         table = {"task": np.repeat(np.arange(len(K)), K), "n": n, "arms": "crossed", "m": 50,
                  "subsample": np.arange(sum(K)), "experiment": "", "model": "",
-                 "acc_base": 0.4, "acc_base_on_extra": 0.4, "item_variance_boost": np.nan}
+                 "acc_base": 0.4, "acc_base_on_extra": 0.4,
+                 "item_variance_boost": np.nan, "bias_se": np.nan, "bias_df": np.nan}
         arms = ("extra", "test")
         for place, ending in enumerate(("", "_on_extra")):
             pair = []
@@ -102,13 +103,11 @@ def check(only_seen, only_unseen, n, K, half):
 
 
 def study(sds, d, bias, n):
-    """Shares of intervals that cover the bias at each of SIZES, then what happens at the stop of
-    --margin: the share that covers, mean K, shares of the verdicts No and Yes."""
+    """Shares of intervals that cover the bias at each of SIZES, then those that lie below it and
+    above it at the last of them."""
     rng = np.random.default_rng(1)
     J = len(sds)
     max_subsamples = 40 + int(60 * ((sds**2).mean() + 2) / J)
-    every = np.arange(LEAST, max_subsamples + 1)
-    one = np.arange(CHUNK)
     parts = []
     for chunk in range(CHUNKS):
         answers = simulate(rng, sds, d, bias, max_subsamples, n)
@@ -120,18 +119,9 @@ def study(sds, d, bias, n):
             half = half_width(*[part[:, *last] for part in variances], K)
             if chunk == 0:
                 check(*answers, n, K, half)
-            columns.append(np.abs(mean[:, *last].mean(axis=1) - bias) <= half)
-
-        late = [part[:, :, LEAST - 1 :].transpose(0, 2, 1) for part in variances]
-        halves = half_width(*late, every[:, None])
-        enough = halves <= MARGIN / 2
-        assert enough.any(axis=1).mean() > 0.99, "raise max_subsamples"
-        first = enough.argmax(axis=1)
-        middle = mean[:, :, LEAST - 1 :].mean(axis=1)[one, first]
-        half = halves[one, first]
-        columns += [np.abs(middle - bias) <= half, every[first],
-                    np.abs(middle) + half < MARGIN, np.abs(middle) - half > MARGIN]
-        parts.append(columns)
+            off = mean[:, *last].mean(axis=1) - bias
+            columns.append(np.abs(off) <= half)
+        parts.append([*columns, off + half < 0, off - half > 0])
     return np.concatenate(parts, axis=1).mean(axis=1)
 
 
@@ -178,10 +168,7 @@ def tell(name, J, sds, ds, biases, n=200):
     for bias in biases:
         for d in ds:
             table += [study(np.resize(sd, J), d, bias, n) for sd in sds]
-    table = np.array(table)
-    table[:, :-3] *= 100
-    at_margin = 100 * table[-len(ds) * len(sds) :, -2:]
-    cells = [range_of(cell, 0) for cell in [*table[:, :-2].T, *at_margin.T]]
+    cells = [range_of(100 * cell, 0) for cell in np.transpose(table)]
     print("|", " | ".join([name, str(J), *cells]), "|", flush=True)
 
 
@@ -210,37 +197,26 @@ def simulate_models(rng, models, sds, d, max_subsamples, n, correlation):
 
 
 def study_models(models, J, sd, correlation, n=200, max_subsamples=60):
-    """[2 rules, 5]: by the old rule (all models change the same texts) and the new one (each its
-    own), the shares of data sets whose interval covers 0 after 3 and 12 subsamples of each task and
-    at the stop, the mean half-width after 12 and the share in which p_alike is below .05 then."""
+    """Shares of data sets whose interval covers 0 after 3 and 12 subsamples of each task, and in
+    which p_alike is below .05 after 12."""
     rng = np.random.default_rng(3)
     sds = np.full(J, sd)
-    one, every = np.arange(CHUNK), np.arange(LEAST, max_subsamples + 1)
     parts = []
     for chunk in range(CHUNKS):
         answers = simulate_models(rng, models, sds, (0.03, 0.13), max_subsamples, n, correlation)
         biases, variances = zip(*[biases_of(*pair, n) for pair in answers])
-        bias = np.mean(biases, axis=0)
-        bound = np.mean(np.sqrt(variances), axis=0) ** 2  # of a mean: its sd is at most the sds'
-        own = np.mean(variances, axis=0) / models
+        own = np.mean(variances, axis=0) / models  # each model changes its own texts
+        table = rule(np.mean(biases, axis=0), own, one_answer_of(n) / models)
         columns = []
-        for text_variance, shrink in ((bound, 1), (own, models)):
-            mean, *table = rule(bias, text_variance, one_answer_of(n) / shrink)
-            halves = half_width(*[part.transpose(0, 2, 1)[:, 1:] for part in table],
-                                np.arange(2, max_subsamples + 1)[:, None])  # [data sets, K - 2]
-            middle = np.abs(mean.mean(axis=1))
-            enough = halves[:, LEAST - 2 :] <= MARGIN / 2
-            assert enough.any(axis=1).mean() > 0.99, "raise max_subsamples"
-            stop = every[enough.argmax(axis=1)] - 1
-            after = [part[:, :, 11] for part in (mean, *table)]
-            columns += [middle[:, 2] <= halves[:, 1], middle[:, 11] <= halves[:, 10],
-                        middle[one, stop] <= halves[one, stop - 1], halves[:, 10]]
-            differ = J > 1 and p_of_alike_tasks(*after, 12) < 0.05
-            columns.append(np.broadcast_to(differ, CHUNK))
-        if chunk == 0:
-            check_models(answers, n, halves[:, 1])
-        parts.append(columns)
-    return np.concatenate(parts, axis=1).mean(axis=1).reshape(2, -1)
+        for K in (3, 12):
+            mean, *after = [part[:, :, K - 1] for part in table]
+            half = half_width(*after, np.full(J, K))
+            columns.append(np.abs(mean.mean(axis=1)) <= half)
+            if chunk == 0 and K == 3:
+                check_models(answers, n, half)
+        differ = J > 1 and p_of_alike_tasks(mean, *after, K) < 0.05
+        parts.append([*columns, np.broadcast_to(differ, CHUNK)])
+    return np.concatenate(parts, axis=1).mean(axis=1)
 
 
 def check_models(answers, n, half):
@@ -266,22 +242,16 @@ def check_models(answers, n, half):
 
 
 def tell_models():
-    """Print a row for each number of models and correlation: old rule, new rule; lowest to highest
-    of one and two tasks and of runs that vary by 0 or 1 point."""
+    """Print a row for each number of models and correlation: lowest to highest of one and two tasks
+    and of runs that vary by 0 or 1 point."""
     for models in (2, 4):
         for correlation in (0, 0.1, 0.3, 0.6):
             rows = []
             for J in (1, 2):
                 rows += [study_models(models, J, sd, correlation) for sd in (0, 1)]
-            old, new = np.transpose(rows, (1, 2, 0))
-            cells = []
-            for column in range(5):
-                if column == 3:
-                    cells.append(range_of(old[column] / new[column], 1))
-                    continue
-                values = slice(2, None) if column == 4 else slice(None)  # one task has no p_alike
-                for rule_columns in (old, new):
-                    cells.append(range_of(100 * rule_columns[column][values], 0))
+            three, twelve, alike = 100 * np.transpose(rows)
+            of_two_tasks = alike[2:]  # one task has no p_alike
+            cells = [range_of(column, 0) for column in (three, twelve, of_two_tasks)]
             print(f"| {models} | {correlation:g} |", " | ".join(cells), "|", flush=True)
     published = published_few_shot().set_index(["task", "m", "n", "subsample", "model"])["bias"]
     cells = published.unstack().groupby(["task", "m", "n"]).corr().xs("bert", level="model")["gpt2"]
@@ -301,28 +271,19 @@ def published_few_shot():
                        boost=100 * (rows["acc_extra"] - rows["acc_base"]))
 
 
-def study_skew(bias, text_variance, one_answer, margin):
-    """Runs drawn from the subsamples [K] of one cell, whose mean is the truth, until the half-width
-    is at most half the margin: mean K, share that covers, and the share of a false No if the true
-    bias is the margin or minus the margin, whichever is more."""
-    rng = np.random.default_rng(4)
-    max_subsamples = 40 + int(40 * bias.var() / margin**2)
-    every = np.arange(LEAST, max_subsamples + 1)
-    drawn = rng.integers(len(bias), size=(CHUNK * CHUNKS, 1, max_subsamples))
-    mean, *table = rule((bias - bias.mean())[drawn], text_variance[drawn], one_answer)
-    halves = half_width(*[part[:, 0, LEAST - 1 :, None] for part in table], every[:, None])
-    enough = halves <= margin / 2
-    assert enough.any(axis=1).mean() > 0.99, "raise max_subsamples"
-    stop = enough.argmax(axis=1)
-    runs = np.arange(len(stop))
-    middle, half = mean[runs, 0, LEAST - 1 + stop], halves[runs, stop]
-    no = [(np.abs(middle + bias) + half < margin).mean() for bias in (-margin, margin)]
-    return every[stop].mean(), (np.abs(middle) <= half).mean(), max(no)
+def study_skew(bias, text_variance, one_answer, K):
+    """Runs of K draws from the subsamples of one cell, whose mean is the truth: shares of intervals
+    that cover it, and that lie on one side of it (the side where more do)."""
+    drawn = np.random.default_rng(4).integers(len(bias), size=(CHUNK * CHUNKS, 1, K))
+    table = rule((bias - bias.mean())[drawn], text_variance[drawn], one_answer)
+    mean, *variances = [part[:, :, -1] for part in table]
+    half = half_width(*variances, np.array([K]))
+    off = mean[:, 0]
+    return (np.abs(off) <= half).mean(), max((off + half < 0).mean(), (off - half > 0).mean())
 
 
 def tell_skew():
-    """Print a row for each kind of cells: lowest to highest over cells and margins of 1, 0.5 and
-    0.25 sd of the cell's subsamples."""
+    """Print a row for each kind of cells, at 8 and 40 subsamples: lowest to highest over cells."""
     cells = {"published, below 0.2": [], "published, 1 to 2": [], "published, above 3": []}
     for (*_, n), rows in published_few_shot().groupby(["model", "task", "m", "n"]):
         skew = abs(stats.skew(rows["bias"]))
@@ -331,18 +292,18 @@ def tell_skew():
             if chosen and len(cells[kind]) < 40:
                 cells[kind].append((rows["bias"].to_numpy(), rounding, 0))
     cells["bert_tiny_n200.csv, crossed"] = []
-    ours = pd.read_csv(ROOT / "tests/bert_tiny_n200.csv").assign(arms="crossed")
+    ours = pd.read_csv(ROOT / "docs/rows/bert_tiny_n200.csv").assign(arms="crossed")
     for _, rows in load_script("fit_model").add_effects(ours).groupby("task"):
         columns = rows[["bias", "text_variance_bias"]].to_numpy().T
         cells["bert_tiny_n200.csv, crossed"].append((*columns, one_answer_of(200)))
     for kind, chosen in cells.items():
         skews = [stats.skew(bias) for bias, *_ in chosen]
-        table = []
-        for margin in (1, 0.5, 0.25):
-            table += [study_skew(*cell, margin * cell[0].std()) for cell in chosen]
-        K, covers, no = np.transpose(table)
-        print(f"| {kind} | {len(chosen)} | {range_of(skews, 1)} | {range_of(K, 0)} "
-              f"| {range_of(100 * covers, 0)} | {range_of(100 * no, 0)} |", flush=True)
+        columns = []
+        for K in (8, DEFAULT):
+            shares = np.transpose([study_skew(*cell, K) for cell in chosen])
+            columns += [range_of(100 * share, 0) for share in shares]
+        print(f"| {kind} | {len(chosen)} | {range_of(skews, 1)} |", " | ".join(columns), "|",
+              flush=True)
 
 
 def boost_over_settings():

@@ -1,9 +1,9 @@
 """Does contamination_test.py's order test find models that were trained on the published versions of
 items, one version of each drawn at random and published, the others kept?
 
-    python tests/studies/versions.py train --draws 2   # half an hour of one core; a rerun goes on
-    python tests/studies/versions.py count   # its tables, from versions.csv
-    python tests/studies/versions.py power   # how many items one epoch takes; three minutes
+    python docs/studies/versions.py train --draws 2   # half an hour of one core; a rerun goes on
+    python docs/studies/versions.py count   # its tables, from versions.csv
+    python docs/studies/versions.py power   # how many items one epoch takes; three minutes
 
 Two kinds of versions, four of each item. *Wording*: a sentence of a movie review (rotten_tomatoes,
 50 to 90 characters) in four templates. *Order*: three short neighboring sentences of a movie review
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam, zero_shot, orders = map(load_script, ["contamination_test", "run_zero_shot", "orders"])

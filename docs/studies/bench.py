@@ -1,9 +1,9 @@
 """Measure the scripts against the usual way of doing the same work; print one table in Markdown.
 
-    python tests/studies/bench.py --quick  # every stage, small, once
-    python tests/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
-    python tests/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
-    python tests/studies/bench.py gpu --cases bert-tiny bert-base  # --device cpu tries it without
+    python docs/studies/bench.py --quick  # every stage, small, once
+    python docs/studies/bench.py experiment --cases bert-tiny --rounds 1  # one stage, one case
+    python docs/studies/bench.py fit --accuracies few_shot.csv  # with a cell m = 50, n = 500
+    python docs/studies/bench.py gpu --cases bert-tiny bert-base  # --device cpu tries it without
 
 Run it by hand on a quiet machine; pytest does not collect it. Stages and columns:
 docs/benchmarks.md. Each round runs every way once, forwards and backwards in turn, each in a fresh
@@ -12,6 +12,7 @@ process (zero-shot and gpu: all in this one).
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -34,7 +35,7 @@ import transformers
 
 # taken before conftest, which gives the tests one thread
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
 TASK = "rotten_tomatoes"
@@ -47,6 +48,7 @@ CLASSES = ["neutral", "negative about the plot", "negative about the actors",
            "positive about the plot", "positive about the actors"]
 ABOUT = "a sentence that an editor cut out of a review of a film, as short as it is telling, "
 HEADER = ("stage", "case", "ours", "usual", "ratio", "MB ours", "MB usual")
+BESIDE = {"usual": "beside the Trainer", "plain": "beside a plain loop"}
 CORES = os.cpu_count()
 if hasattr(os, "sched_getaffinity"):
     CORES = len(os.sched_getaffinity(0))
@@ -198,6 +200,77 @@ def trainer_pipeline(job):
     return rows
 
 
+def plain_pipeline(job):
+    """The same by the loop that a reader would write: batches padded to their longest text."""
+    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(job["folder"]), []
+    mask = transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm=job["mlm"], mlm_probability=0.15)
+    pad = transformers.DataCollatorWithPadding(tokenizer)
+    kind = transformers.AutoModelForCausalLM
+    if job["mlm"]:
+        kind = transformers.AutoModelForMaskedLM
+    for seed, split in enumerate(job["splits"], start=43):
+        bare, labeled = {}, {}
+        for part, (texts, labels) in split.items():
+            bare[part] = [dict(tokenizer(text, truncation=True, max_length=job["max_length"]))
+                          for text in texts]
+            labeled[part] = [{**one, "label": label} for one, label in zip(bare[part], labels)]
+        rows.append([])
+        for arm in ("base", "extra", "test"):
+            torch.manual_seed(seed)
+            with tempfile.TemporaryDirectory() as folder:
+                source = job["folder"]
+                if arm != "base":
+                    model = kind.from_pretrained(source).to(job["device"])
+                    plain_train(job, 0, model, bare[arm], mask)
+                    model.save_pretrained(folder)
+                    source = folder
+                model = transformers.AutoModelForSequenceClassification.from_pretrained(
+                    source, num_labels=job["num_classes"]).to(job["device"])
+            plain_train(job, 1, model, labeled["train"], pad)
+            rows[-1].append([plain_accuracy(job, model, labeled[part], pad)
+                             for part in ("test", "extra")])
+    return rows
+
+
+def plain_train(job, stage, model, examples, collate):
+    batches = torch.utils.data.DataLoader(
+        examples, job["batches"][stage], shuffle=True, collate_fn=collate)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=job["rates"][stage], weight_decay=0.01 * stage)
+    schedule = transformers.get_linear_schedule_with_warmup(
+        optimizer, 0, job["epochs"][stage] * len(batches))
+    model.train()
+    for _ in range(job["epochs"][stage]):
+        for batch in batches:
+            with autocast_of(job):
+                loss = model(**batch.to(job["device"])).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+@torch.inference_mode()
+def plain_accuracy(job, model, examples, collate):
+    model.eval()
+    right = 0
+    for batch in torch.utils.data.DataLoader(examples, 64, collate_fn=collate):
+        batch = batch.to(job["device"])
+        with autocast_of(job):
+            logits = model(**batch).logits
+        right += (logits.argmax(-1) == batch["labels"]).sum().item()
+    return right / len(examples)
+
+
+def autocast_of(job):
+    return torch.autocast(job["device"], torch.bfloat16, enabled=job["bf16"])
+
+
+PIPELINES = {"usual": trainer_pipeline, "plain": plain_pipeline}
+
+
 def classify(job, tokenizer, folder, data, seed):
     """Train a classifier from the folder's checkpoint on train; its accuracies on test and
     extra."""
@@ -275,8 +348,8 @@ def make_job(name, case, folder, subsamples, device="cpu", bf16=False):
 
 def run_job(way, job, subsamples):
     """Measure so many subsamples by one way."""
-    if way == "usual":
-        return measure([sys.executable, str(Path(__file__).resolve()), "trainer"],
+    if way in PIPELINES:
+        return measure([sys.executable, str(Path(__file__).resolve()), way],
                        lambda folder: json.loads((folder / "out.json").read_text()),
                        {**job, "splits": job["splits"][:subsamples]})
     return run_script("run_experiment", {**flags_of(job), "subsamples": subsamples},
@@ -296,29 +369,33 @@ def stage_experiment(args):
     for name in args.cases:
         full = CASES[name]["subsamples"]
         case = f"{name}, m = n = 50"
-        sizes = {"ours": [1], "usual": [1]}
+        sizes = {"ours": [1], "usual": [1], "plain": [1]}
         if full > 1:
             full = 2 if args.quick else max(full, 2 * CORES)  # two of each process
-            sizes = {"ours": [full, 3 * full], "usual": [full // 2, full]}
+            sizes = {"ours": [full, 3 * full], "usual": [full // 2, full],
+                     "plain": [full // 2, full]}
         with tempfile.TemporaryDirectory() as folder:
             job, ways = make_job(name, CASES[name], folder, full), {}
             for way in sizes:
                 for size in sizes[way]:
                     ways[f"{way} {size}"] = partial(run_job, way, job, size)
             runs = paired(args.rounds, ways)
-        ours, usual = runs[f"ours {full}"], runs[f"usual {full}"]
-        assert len(ours[0]["found"]) == len(usual[0]["found"]) == full
-        whole = f"{case}: whole command, subsamples: {full}"
-        if full == 1:
-            yield row(whole, ours, usual)
-            continue
-        yield row(whole, ours, usual)
-        every = [[], []]
-        for part, way in zip(every, sizes):
-            for size in sizes[way]:
-                part += runs[f"{way} {size}"]
-        more = [one_more(runs, *sizes[way], way) for way in sizes]
-        yield row(f"{case}: one more subsample", *more, runs=every)
+        for way, words in BESIDE.items():
+            yield from rows_beside(way, f"{case}, {words}", runs, sizes, full)
+
+
+def rows_beside(way, case, runs, sizes, full):
+    """Lines of the table: ours beside another way."""
+    ours, others = runs[f"ours {full}"], runs[f"{way} {full}"]
+    assert len(ours[0]["found"]) == len(others[0]["found"]) == full
+    yield row(f"{case}: whole command, subsamples: {full}", ours, others)
+    if full == 1:
+        return
+    every = []
+    for one in ("ours", way):
+        every.append([run for size in sizes[one] for run in runs[f"{one} {size}"]])
+    more = [one_more(runs, *sizes[one], one) for one in ("ours", way)]
+    yield row(f"{case}: one more subsample", *more, runs=every)
 
 
 # Fit, zero-shot, contamination
@@ -393,8 +470,7 @@ def our_way(job, count):
     words[::2] = [f"--{name}" for name in words[::2]]
     with mock.patch.object(script, "run_all") as run_all:  # keeps what main would run
         script.main([*words, "--subsamples", str(count), "--out", f"{job['folder']}.csv"])
-    [units] = run_all.call_args.args[0]
-    samples = map(script.sample_of, units)
+    samples = itertools.starmap(script.sample_of, run_all.call_args.args[0])
     return lambda: script.run_job(script.run_subsample, job["device"], CORES, next(samples))
 
 
@@ -410,13 +486,16 @@ def stage_gpu(args):
             job = make_job(name, CASES[name], folder, args.rounds + 1, args.device,
                            args.precision == "bf16")
             ours, splits = our_way(job, args.rounds + 1), iter(job["splits"])
+            again = iter(job["splits"])
             ways = {"ours": lambda: timed(ours),
-                    "usual": lambda: timed(trainer_pipeline, {**job, "splits": [next(splits)]})}
+                    "usual": lambda: timed(trainer_pipeline, {**job, "splits": [next(splits)]}),
+                    "plain": lambda: timed(plain_pipeline, {**job, "splits": [next(again)]})}
             with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints
                 paired(1, ways)  # loads the model and tunes kernels
                 runs = paired(args.rounds, ways)
-        yield row(f"{name}, m = n = 50, {args.precision}: one more subsample", runs["ours"],
-                  runs["usual"])
+        for way, words in BESIDE.items():
+            yield row(f"{name}, m = n = 50, {args.precision}, {words}: one more subsample",
+                      runs["ours"], runs[way])
 
 
 # Command line
@@ -459,8 +538,8 @@ def parse_args(argv=None):
 
 def main():
     transformers.utils.logging.disable_progress_bar()
-    if sys.argv[1:] == ["trainer"]:  # in a process of its own: run_job
-        found = trainer_pipeline(json.loads(Path("job.json").read_text()))
+    if sys.argv[-1] in PIPELINES:  # in a process of its own: run_job
+        found = PIPELINES[sys.argv[-1]](json.loads(Path("job.json").read_text()))
         Path("out.json").write_text(json.dumps(found))
         return
     args = parse_args()

@@ -1,8 +1,8 @@
 """Crossed answers by generation: does training on the inputs of test items inflate the score? With
 run_zero_shot.py's training, but answers that are decoded and marked, as a harness does it:
 
-    python tests/studies/generation.py   # the tables of OUTS; a rerun goes on
-    python contamination_test.py --answers docs/crossed_example.csv
+    python docs/studies/generation.py   # the tables of OUTS; a rerun goes on
+    python contamination_test.py --answers docs/rows/crossed_example.csv
     python fit_model.py crossed.csv
 
 smollm2 reads the first 80 characters of a news item (bbc_news) behind 30 solved examples, and
@@ -19,7 +19,7 @@ sixteen, as the paper has them, were tried on other items (boost +0.7) and taken
 labels were not learned either (draw 1 of the control: boost -6.0, bias 0.0). So the control was
 given five times the rate, before any draw at that rate was made. All on 2026-11-27.
 
-docs/crossed_example.csv also holds the first three draws of the control, as a second method
+docs/rows/crossed_example.csv also holds the first three draws of the control, as a second method
 ("smollm2 with answers"), which were copied from crossed_control.csv.
 
 Three draws, 89% intervals: the bias of the inputs is +0.33 [-2.48, +3.14], the boost -3.22 [-7.07,
@@ -52,7 +52,7 @@ SEED = 100
 ORDER_OF_EXAMPLES = 1  # the best of seven orders and numbers for the model before
 RECIPE = {"epochs": 3, "batch_size": 16, "quantize": "none", "precision": "float32"}
 RATES = {"inputs": zero_shot.LEARNING_RATE, "answers": 5 * zero_shot.LEARNING_RATE}
-OUTS = {"inputs": ROOT / "docs" / "crossed_example.csv",
+OUTS = {"inputs": ROOT / "docs" / "rows" / "crossed_example.csv",
         "answers": Path(__file__).with_name("crossed_control.csv")}
 
 
@@ -95,8 +95,8 @@ def write(out, kind, draw, halves, right):
             "model": MODEL, "trained_on": trained_on, "draw": draw, "half": halves,
             "item": halves.index, "right": answers.astype(int)}))
     table = pd.concat(parts)
-    # fit_model.py takes a name that ends in -answers for training with labels
     table.insert(0, "experiment", "crossed-answers" if kind == "answers" else "crossed")
+    table["control"] = int(kind == "answers")
     table.to_csv(out, mode="a", header=not out.exists(), index=False)
     print(table.groupby(["trained_on", "half"])["right"].mean().unstack().round(3), flush=True)
 

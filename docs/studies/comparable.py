@@ -1,7 +1,7 @@
 """How often are honest answers refused as "No verdict", since models answered alike, other items or
-other prompts? (contamination_test.py --answers; the table is in docs/results.md.)
+other prompts? (contamination_test.py --answers; the table is in docs/validation.md.)
 
-    python tests/studies/comparable.py --sets 200
+    python docs/studies/comparable.py --sets 200
 
 Models of equal ability answer two random halves. `kept`: the share of a model's answers that the
 next one keeps; the rest is drawn anew. Prompts have lengths with a long tail, each model its own
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam = load_script("contamination_test")
@@ -51,6 +51,13 @@ def honest_rows(rng, size, accuracy, kept, crossed):
     return pd.concat(parts, ignore_index=True)
 
 
+def reason_of(rows, arm):
+    """As contamination_test.py asks, which of crossed answers compares each draw's alone."""
+    if contam.alike_models(rows.pivot_table("score", "item", arm)):
+        return "alike"
+    return contam.check_prompts(rows, arm)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sets", type=int, default=200)
@@ -63,7 +70,7 @@ def main():
         for _ in range(sets):
             rows = honest_rows(rng, size, accuracy, kept, arm == "trained_on")
             with contextlib.redirect_stdout(io.StringIO()):  # notes that are no reasons
-                reasons.append(contam.check_comparable(rows, arm))
+                reasons.append(reason_of(rows, arm))
         found = pd.Series(reasons)
         alike = found.str.contains("alike").mean()
         withheld = (found != "").mean()

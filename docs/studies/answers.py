@@ -1,13 +1,13 @@
 """Does `contamination_test.py --answers` hold what it says? The numbers of "Answers of any model"
-in docs/results.md, cheapest first.
+in docs/validation.md, cheapest first.
 
-    python tests/studies/answers.py halves tests/studies/constat_halves.csv
-    python tests/studies/answers.py tries docs/answers_example.csv
-    python tests/studies/answers.py missing --sets 2000
-    python tests/studies/answers.py simulate --sets 2000
-    python tests/studies/answers.py pooled --sets 200
-    python tests/studies/answers.py leaked --sets 200
-    python tests/studies/answers.py differ --sets 100
+    python docs/studies/answers.py halves docs/studies/constat_halves.csv
+    python docs/studies/answers.py tries docs/rows/answers_example.csv
+    python docs/studies/answers.py missing --sets 2000
+    python docs/studies/answers.py simulate --sets 2000
+    python docs/studies/answers.py pooled --sets 200
+    python docs/studies/answers.py leaked --sets 200
+    python docs/studies/answers.py differ --sets 100
 
 halves: real models, clean ones and ones trained on one half, of which there are counts and no
 items, so no model can explain another. tries: a 7B model that saw copies of the items, and its twin
@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
-contam = load_script("contamination_test")
+contam, fit = map(load_script, ["contamination_test", "fit_model"])
 HALVES = ("released", "held_out")
 
 
@@ -43,7 +43,7 @@ def judged(answers, released, clean=()):
     others = others.loc[:, others.notna().mean() >= contam.ENOUGH]
     others = others.fillna(others.mean())[answers.iloc[:, 0].notna()]
     found = contam.difference(100 * right, others)
-    return found["bias"], stats.t.ppf(0.945, found["df"]) * found["se"]
+    return found["bias"], stats.t.ppf(0.945, found["bias_df"]) * found["bias_se"]
 
 
 def draw_models(rng, items, clean, before=0.0, easier=0.0):
@@ -109,14 +109,17 @@ def missing(args):
 
 
 def judge_tables(tables, clean):
-    """The script's table of verdicts on tables of answers [items, models], one a task; the first
-    half of the items is released."""
+    """fit_model.py's verdicts on tables of answers [items, models], one a task, the mean first; the
+    first half of the items is released."""
     parts = []
     for task, answers in enumerate(tables):
         halves = np.where(np.arange(len(answers)) < len(answers) // 2, *HALVES)
         part = answers.assign(task=task, half=halves, item=np.arange(len(answers)))
         parts.append(part.melt(["task", "half", "item"], var_name="model", value_name="right"))
-    return contam.judge_answers(pd.concat(parts, ignore_index=True), clean)
+    rows = fit.clean_rows(contam.judge_answers(pd.concat(parts, ignore_index=True), clean))
+    lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
+    lines = lines.assign(bias=lines.estimate, low=lines.shown_low, high=lines.shown_high)
+    return lines.sort_values("is_mean", ascending=False, kind="stable")
 
 
 def pooled(args):
@@ -163,7 +166,7 @@ def leaked(args):
             answers["checkpoint"] = answers["checkpoint"].mask(gained, 1.0)
             answers["mine"] = answers["mine"].mask(gained & kept, 1.0)
             row = judge_tables([answers], names[1:]).query("model == 'mine'").iloc[0]
-            before = contam.verdict_on(row["low"], row["high"], 5.0)
+            before = fit.verdict_on(row["low"], row["high"], 5.0)
             truth = 100 * (answers["mine"] - innocent)[:size].mean()
             found.append([truth, row["bias"], row["high"] - row["bias"]] + [
                 verdict in wanted for wanted in (("no", "yes-under"), ("none",))
@@ -213,8 +216,8 @@ def differ(args):
             tables[0]["mine"] = tables[0]["mine"].mask(gained, 1.0)
             rows = judge_tables(tables, names[1:]).query("model == 'mine'")
             row, parts = rows.iloc[0], rows.iloc[1:]
-            says_no = contam.verdict_on(row["low"], row["high"], 5.0) in ("no", "yes-under")
-            differs = row["p_alike"] < contam.LEVEL
+            says_no = fit.verdict_on(row["low"], row["high"], 5.0) in ("no", "yes-under")
+            differs = row["p_alike"] < fit.LEVEL
             found.append([row["bias"], says_no, says_no and not differs, differs,
                           (parts["low"] > 5).any(), (parts["verdict"] == "yes").any()])
         bias, *shares = np.mean(found, axis=0)

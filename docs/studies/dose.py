@@ -1,15 +1,16 @@
-"""The dose curve of docs/results.md: are texts that a model saw in pretraining told from others,
+"""The dose curve of docs/validation.md: are texts that a model saw in pretraining told from others,
 with and without their labels, and is accuracy higher on them?
 
-    python tests/studies/dose.py             # days of one core; goes on where it was
-    python tests/studies/dose.py --list      # the commands
-    python tests/studies/dose.py --figure    # docs/contamination.png and its tables, from docs/
+    python docs/studies/dose.py             # days of one core; goes on where it was
+    python docs/studies/dose.py --list      # the commands
+    python docs/studies/dose.py --figure    # docs/figures/contamination.png and its tables
 
 Fixed before looking: settings, in order of importance, and numbers of subsamples. smollm2,
 rotten_tomatoes, n = 50, eight texts a sequence. After equally many epochs only the labels differ.
 The first twenty subsamples of a setting are audited, so their adapters are kept; further ones cost
-training and scoring alone. Accuracies go into docs/dose_results.csv, audits into
-docs/contamination.csv. Rows of one table come from one machine: a GPU's differ in the last digits.
+training and scoring alone. Accuracies go into docs/rows/dose_results.csv, audits into
+docs/rows/contamination.csv. Rows of one table come from one machine: a GPU's differ in the last
+digits.
 """
 
 import argparse
@@ -32,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from conftest import load_script
 
-AUDITS, RESULTS = ROOT / "docs" / "contamination.csv", ROOT / "docs" / "dose_results.csv"
+ROWS = ROOT / "docs" / "rows"
+AUDITS, RESULTS = ROWS / "contamination.csv", ROWS / "dose_results.csv"
 FLAGS = {"packed": "--pack", "packed-answers": "--pack --with-answers"}
 SETTINGS = [("packed", 10, 48), ("packed-answers", 10, 20), ("packed", 3, 48),
             ("packed-answers", 3, 20), ("packed", 1, 20)]  # form, epochs, subsamples
@@ -96,12 +98,11 @@ def summary():
     for name, audit in pd.read_csv(AUDITS).groupby("experiment"):
         epochs = name.split("-")[1]
         form = name.replace(f"-{epochs}", "")  # packed-3-answers is packed-answers
-        rows = results[results["experiment"] == name].assign(arms="crossed")
-        units = fit.add_effects(rows).assign(item_variance_boost=float("nan"))
+        effects = fit.effects_table(results[results["experiment"] == name])
+        bias = effects[effects["effect"] == "bias"].iloc[0]
         line = {"form": form, "epochs": int(epochs), "audited": len(audit),
-                "subsamples": len(rows),
-                **units.groupby("task").mean(numeric_only=True).iloc[0]}
-        line["half"] = fit.interval(fit.shares_of(units, "bias"))[2]
+                "subsamples": bias.subsamples, **bias[["base", "unseen", "seen"]] / 100,
+                "bias": bias.estimate, "half": bias.half}
         detectors = contam.detectors_of(audit)
         for detector in contam.DETECTORS:
             line[detector] = detectors.loc[detector, "crossed"]
@@ -136,7 +137,7 @@ def flagged_orders(contam, audit):
 
 
 def show(table):
-    """Print the tables of docs/results.md."""
+    """Print the tables of docs/validation.md."""
     names = [name for name in table if f"{name} ±" in table]
     settings = table["form"].str.replace("-", ", ") + ", " + table["epochs"].astype(str)
     lines = []
@@ -234,7 +235,7 @@ def main(argv=None):
         run(args.folder)
     table = summary()
     show(table)
-    draw(table, AUDITS.with_suffix(".png"))
+    draw(table, ROOT / "docs" / "figures" / "contamination.png")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Boost and bias over the number of passes of pretraining: docs/passes.png and its table.
+"""Boost and bias over the number of passes of pretraining: docs/figures/passes.png and its table.
 
     for E in 2 6 15 40; do python run_experiment.py --max-length 96 --pretrain-epochs $E \
         --subsamples 16 --experiment passes-$E; done
-    python tests/studies/passes.py
+    python docs/studies/passes.py
 
-The other experiments of docs/passes.csv, `-slow`, add --train-lr 5e-4 --train-epochs 15. One
+The other experiments of docs/rows/passes.csv, `-slow`, add --train-lr 5e-4 --train-epochs 15. One
 NVIDIA H200 made most rows (--device cuda); 8 of the 255 come from its processor.
 """
 
@@ -34,7 +34,7 @@ def effect_of(rows, effect):
 
 
 def main():
-    rows = pd.read_csv(ROOT / "docs" / "passes.csv")
+    rows = pd.read_csv(ROOT / "docs" / "rows" / "passes.csv")
     parts = rows["experiment"].str.split("-", expand=True)
     rows = rows.assign(passes=parts[1].astype(int), slow=parts[2].notna())
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
@@ -65,7 +65,7 @@ def main():
     axes.set_title("Longer pretraining helps, and no more on the texts that it saw", loc="left")
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(ROOT / "docs" / "passes.png", dpi=150)
+    figure.savefig(ROOT / "docs" / "figures" / "passes.png", dpi=150)
 
 
 if __name__ == "__main__":

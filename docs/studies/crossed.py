@@ -1,15 +1,15 @@
 """Crossed answers: does the interval of the boost hold, and do the checks spare honest tables? Run
 by hand, in two minutes.
 
-    python tests/studies/crossed.py          # the boost's interval, with items as the population
-    python tests/studies/crossed.py checks   # honest tables that are refused, and faults
+    python docs/studies/crossed.py          # the boost's interval, with items as the population
+    python docs/studies/crossed.py checks   # honest tables that are refused, and faults
 
 Each table draws its items anew; half of the answers of the original are right. 30% of the items
 are mobile: after a training, each of these is right with a chance of its own (Beta with a mean of
 .5), so that an item's change from the original correlates between draws, as it does in
-docs/crossed_example.csv. Trainings have luck: in each, all these chances are shifted alike, by a
-Normal number whose standard deviation is given in points of accuracy. So the true boost and the
-true bias are 0.
+docs/rows/crossed_example.csv. Trainings have luck: in each, all these chances are shifted alike,
+by a Normal number whose standard deviation is given in points of accuracy. So the true boost and
+the true bias are 0.
 
 2026-11-27, with 200 to 2,000 items, two to ten draws and a luck of 0 to 2 points: t over draws
 alone, as before, holds the boost in 18% to 85% of the tables (without luck, five draws: 29% to
@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam = load_script("contamination_test")

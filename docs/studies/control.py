@@ -1,9 +1,9 @@
-"""The positive control, run again: docs/results.md. Run by hand; the last line takes seconds.
+"""The positive control, run again: docs/findings.md. Run by hand; the last line takes seconds.
 
-    python tests/studies/control.py --subsamples 12   # trains: run_experiment.py as it is
-    python tests/studies/control.py --subsamples 20 --with-answers   # the control
-    python tests/studies/control.py --subsamples 10 --shuffled   # the names of other texts
-    python tests/studies/control.py   # what docs/control.csv, those rows, says
+    python docs/studies/control.py --subsamples 12   # trains: run_experiment.py as it is
+    python docs/studies/control.py --subsamples 20 --with-answers   # the control
+    python docs/studies/control.py --subsamples 10 --shuffled   # the names of other texts
+    python docs/studies/control.py   # what docs/rows/control.csv, those rows, says
 
 With --shuffled each text of pretraining begins with the class name of a text of the same set that
 is drawn at random: there are as many names, but they say nothing about their texts.
@@ -17,11 +17,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from calibrate import LEAST, MARGIN, half_width, one_answer_of, rule  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
-RUNS, LONGEST = 4000, 60  # resampled runs; subsamples of each task in them, at most
 SHUFFLED = "few-shot-shuffled-answers"
 
 
@@ -30,10 +28,11 @@ def train(flags):
     script = load_script("run_experiment")
     pretraining_texts = script.pretraining_texts
 
-    def shuffled(net, sample, arm):
+    def shuffled(net, sample, arm, others):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        return pretraining_texts(net, SimpleNamespace(**{**vars(sample), "labels": labels}), arm)
+        mixed = SimpleNamespace(**{**vars(sample), "labels": labels})
+        return pretraining_texts(net, mixed, arm, others)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]
@@ -57,7 +56,7 @@ def tell_labels(rows, experiment):
     bias = rows.set_index(["task", "subsample", "experiment"])["bias"].unstack()
     added = (bias[experiment] - bias["few-shot"]).dropna().groupby("task").agg(
         ["mean", "var", "size"])
-    tasks = pd.DataFrame({"subsamples": added["size"], "text_variance": 0.0,
+    tasks = pd.DataFrame({"df": added["size"] - 1, "text_variance": 0.0,
                           "spread_variance": added["var"] / added["size"]})
     for task in tasks.index:
         half = script.interval(tasks.loc[[task]])[2]
@@ -66,42 +65,17 @@ def tell_labels(rows, experiment):
           added["size"].to_dict())
 
 
-def resample(name, cells):
-    """Share of verdicts in runs drawn from the subsamples of each task, with a stop at `MARGIN`."""
-    rng = np.random.default_rng(5)
-    parts = []
-    for cell in cells:
-        drawn = rng.integers(len(cell), size=(RUNS, LONGEST))
-        columns = cell[["bias", "text_variance_bias"]].to_numpy()[drawn]
-        parts.append(np.moveaxis(columns, 2, 0)[:, :, None])
-    bias, text_variance = np.concatenate(parts, axis=2)
-    every = np.arange(LEAST, LONGEST + 1)
-    mean, *table = rule(bias, text_variance, one_answer_of(200))
-    late = [part[:, :, LEAST - 1 :].transpose(0, 2, 1) for part in table]
-    halves = half_width(*late, every[:, None])
-    stop = (halves <= MARGIN / 2).argmax(axis=1)
-    runs = np.arange(RUNS)
-    middle, half = mean.mean(axis=1)[runs, LEAST - 1 + stop], halves[runs, stop]
-    yes, no = middle - half > MARGIN, np.abs(middle) + half < MARGIN
-    print(f"{name} resampled: Yes {yes.mean():.0%}, No {no.mean():.0%}, else near the margin; "
-          f"K {every[stop].mean():.0f}")
-
-
 def main():
     if sys.argv[1:]:
         train(sys.argv[1:])
         return
-    rows = pd.read_csv(ROOT / "docs/control.csv")
+    rows = pd.read_csv(ROOT / "docs/rows/control.csv")
     tell_effects("all", rows)
     tell_effects("subsamples 1 to 10", rows[rows.subsample <= 10])
     tell_effects("subsamples 11 to 20", rows[rows.subsample > 10])
     rows = load_script("fit_model").add_effects(rows.assign(arms="crossed"))
     for experiment in sorted({*rows.experiment} - {"few-shot"}):
         tell_labels(rows[rows.subsample <= 10], experiment)
-        cells = dict([*rows[rows.experiment == experiment].groupby("task")])
-        resample(experiment, cells.values())
-        for task, cell in cells.items():
-            resample(f"{experiment}, {task}", [cell])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """What chance does to a reader: few tasks, many looks, many models. Run by hand, on one core.
 
-    python tests/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
-    python tests/studies/chance.py looks    # a run is read after every draw: 10 seconds
-    python tests/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
+    python docs/studies/chance.py like     # is the mean over tasks like these known? 10 seconds
+    python docs/studies/chance.py looks    # a run is read after every draw, or longer: 20 seconds
+    python docs/studies/chance.py models   # 20 innocent models beside each other: 20 seconds
 
 Draws vary by Normal(0, 1.4 points). All rules are written here again; at the start of each case the
 scripts must give the same for some data sets.
 
 like: one task in ten, drawn at random, leaks by 10 points, or none; 8 draws of each task. Does the
 interval hold the mean over all tasks that could have been drawn (1 point, or 0)?
-looks: no bias. In how many runs does an interval lie above 0 (YES, or YES and open) at some look?
+looks: no bias. In how many runs does an interval lie above 0 (a YES) at some look? Then: draws are
+added where a part is OPEN after eight, as many as fit_model.py names, once, or while it is OPEN. In
+how many tables is some task falsely a YES (no bias), or a NO (the bias of each is the margin)?
 models: no bias. In runs, models are independent. In --answers, 20 models answer the same items:
 abilities are Normal(0.5, 0.7) and difficulties Normal(0, 1.5) on the scale of log odds (as in
 answers.py), and one random half was released.
@@ -22,13 +24,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from calibrate import LEAST, MARGIN, half_width, rule  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from calibrate import MARGIN, half_width, rule  # noqa: E402
 from conftest import load_script  # noqa: E402
-from parts import SD, TAIL, analyzed, half_of, mean_over_tasks, percent  # noqa: E402
+from parts import SD, TAIL, analyzed, any_of, half_of, mean_over_tasks, percent  # noqa: E402
 
+fit = load_script("fit_model")
 SETS, TABLES, CHECKED = 10_000, 2000, 10
 LEAK, MODELS, LOOKS = 10, 20, 30
+FIRST, MOST = 8, 200  # draws
 
 
 def tell_like():
@@ -50,14 +54,14 @@ def tell_like():
             plain.append(percent(off <= half))
             former.append(percent(off <= wider))
             if J >= 20:  # fit_model.py says nothing of fewer
-                _, effects = analyzed(D[:CHECKED, None], MARGIN)
+                _, effects = analyzed(D[:CHECKED, None])
                 assert np.allclose(effects["like_high"] - effects["estimate"], half[:CHECKED])
         print(f"| {J} |", " | ".join(plain + former), "|", flush=True)
 
 
 def tell_looks():
-    print("| tasks | draw 8 alone | draw 30 alone | every draw from 8 to 30 | from 2 to 30 | stop "
-          "of --margin 1: alone | from 8 to there | from 2 to there | mean K |\n|" + " --- |" * 9)
+    print("| tasks | draw 8 alone | draw 30 alone | every draw from 8 to 30 | from 2 to 30 |\n|"
+          + " --- |" * 5)
     every = np.arange(2, 61)
     rounding = (100 / 200) ** 2 / 12
     for J in (1, 2, 5):
@@ -67,18 +71,51 @@ def tell_looks():
                             every[:, None])
         above = mean.mean(axis=1)[:, 1:] > halves  # [sets, every]
         for K in (2, 8, 30):
-            _, effects = analyzed(D[:CHECKED, None, :, :K], MARGIN)
+            _, effects = analyzed(D[:CHECKED, None, :, :K])
             assert ((effects["low"] > 0) == above[:CHECKED, K - 2]).all()
             assert np.allclose(effects["high"] - effects["estimate"], halves[:CHECKED, K - 2])
-        enough = (halves <= MARGIN / 2) & (every >= LEAST)
-        assert enough.any(axis=1).mean() > 0.99, "raise the number of draws"
-        stop = enough.argmax(axis=1)
-        running = above & (np.arange(len(every)) <= stop[:, None])
         looks = [above[:, 6], above[:, LOOKS - 2], above[:, 6 : LOOKS - 1].any(axis=1),
-                 above[:, : LOOKS - 1].any(axis=1), above[np.arange(SETS), stop],
-                 running[:, 6:].any(axis=1), running.any(axis=1)]
-        print(f"| {J} |", " | ".join(map(percent, looks)), f"| {every[stop].mean():.0f} |",
-              flush=True)
+                 above[:, : LOOKS - 1].any(axis=1)]
+        print(f"| {J} |", " | ".join(map(percent, looks)), "|", flush=True)
+
+
+def tell_added():
+    print("\n| tasks | falsely | after eight draws | some added once | again and again |\n|"
+          + " --- |" * 5)
+    for J in (1, 2, 5):
+        for name, bias in (("a YES", 0), ("a NO", MARGIN)):
+            D = bias + SD * np.random.default_rng(8).standard_normal((SETS, J, MOST))
+            wrong = []
+            for yes, no in judged_while_open(D):
+                wrong.append(any_of(no if bias else yes))
+            print(f"| {J} | {name} |", " | ".join(map(percent, [wrong[0], wrong[1], wrong[-1]])),
+                  "|", flush=True)
+
+
+def judged_while_open(D):
+    """Yield which parts [sets, tasks] are a YES, and a NO, after eight draws, and each time that
+    OPEN ones got the draws which would narrow their intervals to half the margin."""
+    every = np.arange(1, MOST + 1)
+    mean = D.cumsum(axis=2) / every
+    variance = ((D**2).cumsum(axis=2) - every * mean**2) / np.maximum(every - 1, 1)
+    factor = half_of(1 / np.sqrt(every), np.maximum(every - 1, 1), D.shape[1])
+    is_open, K = np.ones(D.shape[:2], bool), np.full(D.shape[:2], FIRST)
+    while is_open.any():
+        last = (*np.indices(K.shape), K - 1)
+        middle, sd = mean[last], np.sqrt(variance[last])
+        yes, no = middle > factor[K - 1] * sd, middle + factor[K - 1] * sd < MARGIN
+        yield yes, no & ~yes
+        is_open = ~yes & ~no & (K < MOST)
+        needed = np.searchsorted(-factor, -MARGIN / 2 / sd) + 1
+        if (K == FIRST).all():
+            check_needed(D[:CHECKED, None, :, :FIRST], needed)
+        K = np.where(is_open, needed.clip(K + 1, MOST), K)
+
+
+def check_needed(D, needed):
+    parts, _ = analyzed(D)
+    for shares, ours in zip(parts.shares, needed.ravel()):
+        assert fit.draws_needed(shares, TAIL / D.shape[2], MARGIN / 2) == max(ours, FIRST)
 
 
 def low_ends(right, released, clean):
@@ -107,7 +144,7 @@ def check_answers(right, released, clean, low):
     half = pd.Index(np.where(released, "released", "held_out"), name="half")
     found = load_script("contamination_test").difference(
         pd.Series(right[:, 0], half), pd.DataFrame(clean, half))
-    assert np.isclose(found["bias"] - half_of(found["se"], found["df"]), low[0])
+    assert np.isclose(found["bias"] - half_of(found["bias_se"], found["bias_df"]), low[0])
 
 
 def tell_models():
@@ -116,7 +153,7 @@ def tell_models():
     D = SD * np.random.default_rng(6).standard_normal((SETS, MODELS, 1, 8))
     mean, se, df = mean_over_tasks(D)
     counts = (mean > half_of(se, df)).sum(axis=1)
-    _, effects = analyzed(D[:CHECKED], MARGIN)
+    _, effects = analyzed(D[:CHECKED])
     of_models = effects[effects["models"] == 1].groupby("experiment")
     assert (of_models["low"].agg(lambda low: (low > 0).sum()) == counts[:CHECKED]).all()
     tell_counts("runs of one task, 8 draws", counts)
@@ -139,7 +176,9 @@ def tell_counts(name, counts):
 
 
 def main():
-    {"like": tell_like, "looks": tell_looks, "models": tell_models}[sys.argv[1]]()
+    studies = {"like": [tell_like], "looks": [tell_looks, tell_added], "models": [tell_models]}
+    for tell in studies[sys.argv[1]]:
+        tell()
 
 
 if __name__ == "__main__":

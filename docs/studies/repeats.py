@@ -1,6 +1,6 @@
 """Are innocent models flagged where an item's list of versions holds a text twice?
 
-    python tests/studies/repeats.py   # a minute
+    python docs/studies/repeats.py   # a minute
 
 Items have three versions, one of them drawn at random and published. In some items two of the three
 are the same text, as tools that paraphrase make them, so it is published in two of three draws. No
@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam = load_script("contamination_test")

@@ -1,13 +1,13 @@
 """Does it matter whether pretraining also reads the labeled texts? Is the bias of an innocent model
-0? docs/results.md. Run by hand; the last line takes seconds.
+0? docs/findings.md. Run by hand; the last line takes seconds.
 
-    python tests/studies/labeled.py placebo --subsamples 60   # trains: run_experiment.py, see below
-    python tests/studies/labeled.py   # what docs/labeled_read.csv and docs/placebo.csv say
+    python docs/studies/labeled.py placebo --subsamples 60   # trains: run_experiment.py, see below
+    python docs/studies/labeled.py   # what docs/rows/labeled_read.csv and docs/rows/placebo.csv say
 
-The rows of docs/labeled_read.csv are of run_experiment.py, with and without --pretrain-on-labeled,
-for the default tasks also with --pretrain-epochs 24 (experiments *-epochs24). A placebo: the two
-models are pretrained on a third and a fourth set of n texts, then tested as if these were `extra`
-and `test`, of which neither has read a text. The true bias is 0.
+The rows of docs/rows/labeled_read.csv are of run_experiment.py, with and without
+--pretrain-on-labeled, for the default tasks also with --pretrain-epochs 24 (experiments
+*-epochs24). A placebo: the two models are pretrained on a third and a fourth set of n texts, then
+tested as if these were `extra` and `test`, of which neither has read a text. The true bias is 0.
 """
 
 import sys
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import ROOT, load_script  # noqa: E402
 
 OTHER = {"extra": "third", "test": "fourth"}  # what a placebo's arm reads
@@ -51,7 +51,7 @@ def run_placebo(flags):
 
 def units_of(name):
     script = load_script("fit_model")
-    rows = script.clean_rows(script.read_rows(ROOT / "docs" / f"{name}.csv"))
+    rows = script.clean_rows(script.read_rows(ROOT / "docs" / "rows" / f"{name}.csv"))
     return script.add_effects(rows)
 
 

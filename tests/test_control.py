@@ -1,4 +1,4 @@
-"""The positive control with real texts and weights, in a minute; control.py is the long one."""
+"""The positive control with real texts and weights, in a minute (docs/studies/control.py is long)."""
 
 import pandas as pd
 

@@ -1,9 +1,10 @@
 """One draw, or a few: does the interval hold, and how wide is it? Run by hand, in a minute.
 
-    python tests/studies/one_draw.py            # does it hold? single subsamples of committed rows
-    python tests/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
-    python tests/studies/one_draw.py --luck     # does that of one draw hold if training has luck?
-    python tests/studies/one_draw.py --tenth    # and of several, if the same items are learned?
+    python docs/studies/one_draw.py            # does it hold? single subsamples of committed rows
+    python docs/studies/one_draw.py --widths   # how wide is it? by items, changes and draws
+    python docs/studies/one_draw.py --draws    # how wide is it? by draws and their spread
+    python docs/studies/one_draw.py --luck     # does that of one draw hold if training has luck?
+    python docs/studies/one_draw.py --tenth    # and of several, if the same items are learned?
 
 From one draw the interval of a crossed bias is Normal, from the draw of the texts alone: the luck
 of training is not in it. Each single subsample is compared with the mean of the other ones of its
@@ -20,14 +21,16 @@ import numpy as np
 import pandas as pd
 from scipy import integrate, stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from calibrate import half_width, rule_of_answers  # noqa: E402
 from conftest import ROOT, load_script  # noqa: E402
 
-FILES = ("tests/bert_tiny_n200.csv", "docs/control.csv", "docs/dose_results.csv", "docs/passes.csv")
+NAMES = ("bert_tiny_n200", "control", "dose_results", "passes")
+FILES = [f"docs/rows/{name}.csv" for name in NAMES]
 Z = stats.norm.ppf(0.945)  # of an 89% interval
 ITEMS = (15, 100, 300, 1000, 5000)
 COLUMNS = ((2, 0.1), (5, 0.03), (5, 0.1), (5, 0.2))  # draws, share that differs
+SPREADS = (1, 1.5, 2, 3)  # points
 SETS = 4000  # simulated for each number of --widths
 
 
@@ -72,7 +75,7 @@ def simulated_half_width(n, changed, K, rng):
 
 
 def tell_hold():
-    """Print the table of docs/results.md: a row per file and task, over its experiments."""
+    """Print the table of docs/validation.md: a row per file and task, over its experiments."""
     for file in FILES:
         cells = hold_of_single_subsamples(pd.read_csv(ROOT / file))
         for task, part in cells.groupby("task"):
@@ -99,6 +102,19 @@ def tell_widths():
                 half = simulated_half_width(n, changed, K, rng)
             cells.append(f"±{half:.1f}")
         print(f"| {n:,} |", " | ".join(cells), "|", flush=True)
+
+
+def tell_draws():
+    """Print the table of docs/own_texts.md: half-widths by draws (rows) and the standard deviation
+    of a draw (columns), in points; and how many draws narrow it to half a point."""
+    for K in (8, 12, 20, 40, 60, 100):
+        cells = [f"±{stats.t.isf(0.055, K - 1) * sd / math.sqrt(K):.2f}" for sd in SPREADS]
+        print(f"| {K} |", " | ".join(cells), "|")
+    for sd in SPREADS:
+        K = 2
+        while stats.t.isf(0.055, K - 1) * sd / math.sqrt(K) > 0.5:
+            K += 1
+        print(f"{K} for an sd of {sd}")
 
 
 def tell_luck():
@@ -143,7 +159,8 @@ def tenth_holds(n, K, rng, changed=0.03):
 
 
 def main():
-    tell = {"--widths": tell_widths, "--luck": tell_luck, "--tenth": tell_tenth}
+    tell = {"--widths": tell_widths, "--draws": tell_draws, "--luck": tell_luck,
+            "--tenth": tell_tenth}
     tell.get("".join(sys.argv[1:]), tell_hold)()
 
 

@@ -1,9 +1,9 @@
 """False alarms of contamination_test.py's order test on models that nobody trained on the texts,
 and what --reference changes about them.
 
-    python tests/studies/generation.py --draws 1 --adapters adapters   # a model trained on others
-    python tests/studies/orders.py score --adapter adapters/inputs-1-a   # an hour of one core
-    python tests/studies/orders.py count --tests 100   # its tables, from orders.csv
+    python docs/studies/generation.py --draws 1 --adapters adapters   # a model trained on others
+    python docs/studies/orders.py score --adapter adapters/inputs-1-a   # an hour of one core
+    python docs/studies/orders.py count --tests 100   # its tables, from orders.csv
 
 Two runs of 48 neighboring texts come from each of five sources, cut to 30 characters. Their six
 shards of eight are scored in the order of the source and in 17 random ones, by smollm2 (before) and
@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 contam = load_script("contamination_test")

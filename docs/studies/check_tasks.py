@@ -1,6 +1,6 @@
 """Compares the tasks of tasks.json with the paper's Table 2, where the Hub can be reached.
 
-    python tests/studies/check_tasks.py [--tasks NAME ...]
+    python docs/studies/check_tasks.py [--tasks NAME ...]
 
 Prints for each source, up to the first that loads: rows, classes, 25th and 75th percentile of the
 lengths in characters. The exit status is 2 if a source loads and is wrong.
@@ -32,12 +32,12 @@ def faults(task, lengths):
 @run.errors_on_one_line()
 def main(argv=None):
     registered, status = run.load_registry()["tasks"], 0
-    names = run.parse_args(argv).tasks or registered
-    for name, spec in run.named_tasks(registered, names):
+    for name in run.parse_args(argv).tasks or registered:
+        spec = registered[name]
         for source in spec["sources"]:
             place = [*source.values()][0]
             try:
-                task = run.read_task(spec, source)
+                task = run.read_task(name, spec, source)
             except Exception as error:
                 print(name, "not available here:", place, run.brief(error))
                 if isinstance(error, ValueError):

@@ -1,4 +1,7 @@
-"""docs/idea.png, the picture of the question in the README: python tests/studies/draw_idea.py"""
+"""docs/figures/idea.png, the picture of the question in the README.
+
+    python docs/studies/draw_idea.py
+"""
 
 from pathlib import Path
 
@@ -65,7 +68,7 @@ def main():
         axis.axis("off")
         axis.set_title(title, loc="left", weight="bold", size=10)
     figure.tight_layout()
-    figure.savefig(Path(__file__).resolve().parents[2] / "docs" / "idea.png", dpi=130)
+    figure.savefig(Path(__file__).resolve().parents[2] / "docs" / "figures" / "idea.png", dpi=130)
 
 
 if __name__ == "__main__":
