@@ -163,7 +163,8 @@ def two_halves(**more):
 
 @pytest.mark.parametrize("more, words", [
     ({"acc_norm": 1}, "has the metrics acc, acc_norm: which one counts? Add --metric NAME"),
-    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "), ({"doc_hash": "a", "filter": "x"}, "next: "),
+    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "),
+    ({"doc_hash": "a", "filter": "x"}, "next: "),
     ({"acc": None, "bits_per_byte": 0.5}, "has the metrics bits_per_byte: which one counts?")])
 def test_metrics_of_a_log(more, words, said):
     """A list is no score of an item. A metric that is better if it is lower is not taken for

@@ -209,7 +209,7 @@ def test_what_is_compared_is_said(name, content, flags, nets, words, say, monkey
         [len(text) % 7 for text in shard] for shard in shards])
     Path(name).write_text(content)
     out = say(f"--examples {name} --model m {flags}")
-    assert words in out and " ".join(opened) == nets
+    assert words in out and " ".join(map(str, opened)) == nets
     assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
 
 
@@ -549,14 +549,14 @@ def test_a_task_with_few_answers_is_left_out(capsys):
 
 
 def test_tries_and_groups_are_averaged():
-    """Task a has two tries, b has one. A group lacks what one of its items lacks."""
+    """Task a has two tries, b has one. A group lacks an answer if one of its items does."""
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
     rows = pd.DataFrame([row.split() for row in rows.split(",")],
                         columns="task group item try right".split())
     rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
     found = contam.average_tries(rows, ["task"], "model")
     np.testing.assert_equal([table.m.tolist() for table in found], [
-        [0.75, 1, 0.5, math.nan], [True, False, False, True]])
+        [0.75, 1, 0.5, math.nan], [False, False, False, True]])
 
 
 @pytest.mark.parametrize("kind, counts", [
@@ -724,7 +724,7 @@ OTHER = "a,held_out,five,1"
     a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
     a,released,0,1 | --clean gone | a.csv: --clean: the models are a
     a,released,0,1 | | to each half of a task. There are {'a': {'released': 1, 'held_out': 1}}
-    a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | There are {'a': {'released': 1, 'held_"""))
+    a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | {'a': {'released': 1, 'held_"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
     assert words in say(f"--answers a.csv --out b.csv {flags}") and not recwarn
@@ -755,11 +755,11 @@ def crossed_rows():
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
-    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to item
-    item >= 0 | trained_on = trained_on.replace('held_out', 'other') | trained on ['other', 'released']
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to
+    item >= 0 | trained_on = trained_on.replace('held_out', 'other') | on ['other', 'released']
     item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
     item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
-    item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained models ['
+    item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
@@ -768,9 +768,9 @@ def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
 
 def test_an_original_without_experiment_serves_all_and_controls_are_marked():
     rows = crossed_rows()
-    trained, base = rows[rows.trained_on != ""], rows[rows.trained_on == ""]
-    parts = [trained.assign(experiment=name, control=mark)
-             for name, mark in (("", ""), ("answers", 1))]
+    base = rows[rows.trained_on == ""]
+    parts = [make_crossed(8 + mark).query("trained_on != ''").assign(
+        experiment="answers" * mark, control="1" * mark) for mark in (0, 1)]
     table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
     one = contam.cross_answers(rows)
     assert table.acc_base.tolist() == [one.acc_base[0]] * 2
@@ -778,7 +778,7 @@ def test_an_original_without_experiment_serves_all_and_controls_are_marked():
 
 
 def test_fit_model_says_that_seen_scores_are_lower(said):
-    """All halves swapped: each model is right on what it did not see. A bias of 5 points matters."""
+    """All halves swapped: a model is right on what it did not see. A bias of 5 points matters."""
     rng, items, parts = np.random.default_rng(0), np.arange(80), []
     for draw, trained_on in itertools.product((1, 2, 3), ("A", "B")):
         half = np.where(np.random.default_rng(draw).permutation(80) < 40, "A", "B")

@@ -28,11 +28,11 @@ def train(flags):
     script = load_script("run_experiment")
     pretraining_texts = script.pretraining_texts
 
-    def shuffled(net, sample, arm, others):
+    def shuffled(net, sample, arm, *others):
         rng = np.random.default_rng(zlib.crc32("\n".join(sample.texts[arm]).encode()))
         labels = {**sample.labels, arm: rng.permutation(sample.labels[arm])}
-        mixed = SimpleNamespace(**{**vars(sample), "labels": labels})
-        return pretraining_texts(net, mixed, arm, others)
+        mixed = sample._replace(labels=labels)
+        return pretraining_texts(net, mixed, arm, *others)
 
     if "--shuffled" in flags:
         flags = [flag for flag in flags if flag != "--shuffled"]

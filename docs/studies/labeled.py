@@ -29,21 +29,21 @@ def run_placebo(flags):
     script = load_script("run_experiment")
     sample_of, pretraining_texts = script.sample_of, script.pretraining_texts
 
-    def draw_four(unit):
-        sample = sample_of(unit)
-        n = unit.row["n"]
-        twice = script.split_rows(unit.task.labels, unit.row["m"], 2 * n, unit.row["subsample"])
-        assert [unit.task.texts[row] for row in twice["test"][:n]] == sample.texts["test"]
-        for name, rows in (("third", twice["extra"][:n]), ("fourth", twice["extra"][n:])):
-            sample.texts[name] = [unit.task.texts[row] for row in rows]
-            sample.labels[name] = unit.task.labels[rows]
+    def draw_four(row, recipe, model, task):
+        sample = sample_of(row, recipe, model, task)
+        n = row["n"]
+        twice = script.split_rows(task.labels, row["m"], 2 * n, row["subsample"])
+        assert [task.texts[number] for number in twice["test"][:n]] == sample.texts["test"]
+        for name, numbers in (("third", twice["extra"][:n]), ("fourth", twice["extra"][n:])):
+            sample.texts[name] = [task.texts[number] for number in numbers]
+            sample.labels[name] = task.labels[numbers]
         return sample
 
-    def other_texts(net, sample, arm):
+    def other_texts(net, sample, arm, *others):
         changed = SimpleNamespace(**vars(sample))
         changed.texts = {**sample.texts, arm: sample.texts[OTHER[arm]]}
         changed.labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
-        return pretraining_texts(net, changed, arm)
+        return pretraining_texts(net, changed, arm, *others)
 
     script.sample_of, script.pretraining_texts = draw_four, other_texts
     script.main([*flags, "--workers", "1", "--experiment", "placebo"])

@@ -40,7 +40,7 @@ confirmed if the 89% interval of the mean, t over draws, lies above 0, contradic
     python run_experiment.py --model bert-tiny-mlm --csv groups_1.csv \
         --text Text --label Category --out docs/rows/language_model_groups.csv RECIPE
 
-What reading the labeled texts, too, adds to the bias, from both files of rows:
+The table of losses, and what reading the labeled texts, too, adds to the bias:
 
     python docs/studies/language_model.py tell
 """
@@ -56,7 +56,7 @@ from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import labeled  # noqa: E402
-from conftest import load_script  # noqa: E402
+from conftest import ROOT, load_script  # noqa: E402
 
 TASKS = ("imdb", "rotten_tomatoes", "tweets")  # their texts, without labels
 TABLES = {  # of the package that has reuters: file and column
@@ -226,8 +226,15 @@ def pilot(flags):
 
 
 def tell():
-    for name in ("language_model", "language_model_groups"):
-        table = labeled.paired(labeled.units_of(name), "", "bias", 1, 40)
+    scores = pd.read_csv(Path(__file__).with_suffix(".csv"))
+    for guess, lines in scores.groupby("guess", sort=False):
+        cells = [f"{line.nats:.2f} | {line.right:.1%}" for line in lines.itertuples()]
+        print(f"| {guess} | {' | '.join(cells)} |")
+    for path in sorted((ROOT / "docs/rows").glob("language_model*.csv")):
+        units = labeled.units_of(path.stem)
+        if labeled.READ not in units["experiment"].unique():
+            continue
+        table = labeled.paired(units, "", "bias", 1, 40)
         tasks = [*table.index.unique("task")]
         labeled.tell_row("bias", table, tasks)
         change = (table["read"] - table["unread"]).groupby("task").mean()

@@ -2,8 +2,8 @@
 
     python docs/studies/parts.py   # prints the table of docs/validation.md
 
-The bias of a part in a draw is Normal(its true bias, 1.4 points), and the margin is 1 point: 5,000
-tables a row (standard error of a share: .7 points at most). Each row counts, in percent of tables:
+The bias of a part in a draw is Normal(its true bias, 1.4 points), and the margin is 1 point: 10,000
+tables a row (standard error of a share: .5 points at most). Each row counts, in percent of tables:
 
     innocent  some part whose true bias is not above 0 is a YES, by intervals that hold together
               (.055 / J a side); and if each part were judged alone
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from conftest import load_script  # noqa: E402
 
 fit = load_script("fit_model")
-TABLES, CHECKED = 5000, 4
+TABLES, CHECKED = 10_000, 2
 SD, TAIL, MARGIN = 1.4, 0.055, 1.0
 TASKS = {  # true biases of tasks
     "2 tasks at 0": [0, 0],
@@ -112,7 +112,7 @@ def tell(name, biases, K, parts, middle, p, checked):
     cells = [percent(any_of(called[:, ~true]), any_of((parts[0] > alone)[:, ~true])),
              percent(called.any(axis=1) | mean_called), percent(called[:, true]),
              percent(hidden), percent(mean_no & ~mean_called)]
-    print(f"| {name} | {K} |", " | ".join(cells), "|", flush=True)
+    print(f"| {name} | {K} |", " | ".join(cell or "-" for cell in cells), "|", flush=True)
 
 
 def percent(*shares):

@@ -28,7 +28,7 @@ WORDS = {"boost": "boost: pretraining on other texts", "bias": "bias: on the tes
 def effect_of(rows, effect):
     """{task: mean}, mean over tasks, half-width."""
     fit = load_script("fit_model")
-    units = fit.add_effects(rows.assign(arms="crossed", item_variance_boost=float("nan")))
+    units = fit.add_effects(fit.clean_rows(rows))
     tasks = units.groupby("task")[effect].mean()
     return tasks.to_dict(), tasks.mean(), fit.interval(fit.shares_of(units, effect))[2]
 
