@@ -222,7 +222,7 @@ def effect_rows(units, effect, metric):
     means = means.groupby("task").mean(skipna=False).rename(columns={effect: "estimate"})
     J, estimates, name = len(means), means.estimate, f"mean of {len(means)} tasks"
     means.loc[name] = means.mean(skipna=False)
-    shares = shares_of(units, effect)
+    shares = task_shares(units, effect)
     means["shares"] = [*[share for _, share in shares.groupby("task")], shares]
     means["subsamples"] = [share.subsamples.min() for share in means.shares]
     # half of a task, which tells a weak test, is for these items; the rest is for such items
@@ -253,7 +253,7 @@ def effect_rows(units, effect, metric):
         like_half=like_half, p_alike=p_alike)
 
 
-def shares_of(units, effect):
+def task_shares(units, effect):
     """What `interval` takes, for each task (its rows) and for their mean (all rows): a row per task
     and m with subsamples, spread_variance, by how much subsamples differ (nan if there is one, or
     if they are equal and nothing is known of their texts), text_variance, by the draw of the texts,
@@ -309,8 +309,12 @@ def sign_flip_p(changes):
     return min(share[observed:].sum(), 1.0)
 
 
-# Effects and intervals
+# Effects, intervals, verdicts
 
+TAIL = 0.055  # of an 89% interval, on each side (the paper's)
+LEVEL = 0.05  # p below it: what is compared differs
+VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
+            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 SHARE = 0.89  # coverage of every interval (the paper's)
 POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
@@ -348,9 +352,9 @@ def add_effects(rows, metric="acc"):
     return rows.assign(**added)
 
 
-def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
-    """(standard error, degrees of freedom, half-width) of the mean over the rows of shares_of: the
-    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+def interval(shares, tail=TAIL, of_texts="text_variance"):
+    """(standard error, degrees of freedom, half-width) of the mean over the rows of task_shares:
+    the wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
     freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is
     outside, on each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
@@ -359,6 +363,35 @@ def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
     half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
+
+
+def verdict_on(low, high, margin, sign=1):
+    """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
+    margin: None gives no verdict. sign: -1 if lower is better."""
+    if margin is not None and not 0 < margin < math.inf:
+        raise ValueError(f"the margin is {margin}: give a positive number")
+    if sign < 0:
+        low, high = -high, -low
+    if not (margin and low < high):  # of nan, too
+        return "none"
+    if low > margin:
+        return "yes"
+    if high < margin:
+        return "yes-under" if low > 0 else "no"
+    return "yes-open" if low > 0 else "open"
+
+
+def p_of_alike(F, J, concentration, df):
+    """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
+    (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
+    the sum of squared shares of their variances, 1 if these are equal."""
+    top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
+    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+
+
+def wrap(text, start=""):
+    return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
+                         subsequent_indent=" " * max(2, len(start)))
 
 
 # What is printed, and the page
@@ -378,7 +411,7 @@ def publish(rows, metric, folder, source):
     the tables as one. source: where the rows are from."""
     effects = analyze(rows, metric)
     reports, common = reports_of(with_boost(effects, rows, metric), metric)
-    key = key_of(metric, rows.bias_df.notna().all())
+    key = key_words(metric, rows.bias_df.notna().all())
     screen(reports, common, key, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -609,7 +642,7 @@ def next_draws(parts, metric):
                "by the bias, on draws that you do not report.")
 
 
-def key_of(metric, is_held_out):
+def key_words(metric, is_held_out):
     """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
     side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
@@ -903,7 +936,7 @@ def refuse(rows, bad, words):
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
-def read_rows(path, metric="acc"):
+def read_results(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
         there = [other.name for other in path.parent.glob("*_results.csv")]
@@ -988,43 +1021,6 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- end shared ---
 
 
-# --- shared: verdict ---
-TAIL = 0.055  # of an 89% interval, on each side (the paper's)
-LEVEL = 0.05  # p below it: what is compared differs
-VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
-            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
-
-
-def verdict_on(low, high, margin, sign=1):
-    """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
-    margin: None gives no verdict. sign: -1 if lower is better."""
-    if margin is not None and not 0 < margin < math.inf:
-        raise ValueError(f"the margin is {margin}: give a positive number")
-    if sign < 0:
-        low, high = -high, -low
-    if not (margin and low < high):  # of nan, too
-        return "none"
-    if low > margin:
-        return "yes"
-    if high < margin:
-        return "yes-under" if low > 0 else "no"
-    return "yes-open" if low > 0 else "open"
-
-
-def p_of_alike(F, J, concentration, df):
-    """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
-    (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
-    the sum of squared shares of their variances, 1 if these are equal."""
-    top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
-    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
-
-
-def wrap(text, start=""):
-    return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
-                         subsequent_indent=" " * max(2, len(start)))
-# --- end shared ---
-
-
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         epilog=INTERVALS,
@@ -1058,7 +1054,7 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
+    rows = pd.concat([read_results(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     margin = margin_of(args.margin, args.metric, rows)
     metric = metric_of(args.metric, margin, args.lower_is_better)

@@ -255,7 +255,7 @@ def refuse(rows, bad, words):
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
-def read_rows(path, metric="acc"):
+def read_results(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
         there = [other.name for other in path.parent.glob("*_results.csv")]
@@ -340,7 +340,7 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = clean_rows(pd.concat([read_rows(path) for path in args.paths]), flags=vars(args))
+    rows = clean_rows(pd.concat([read_results(path) for path in args.paths]), flags=vars(args))
     fewest = rows.groupby(RUN[:5])["subsample"].nunique().min()
     folder = args.out or Path("meta", "+".join(path.stem for path in args.paths)[:99])
     folder.mkdir(parents=True, exist_ok=True)

@@ -749,7 +749,7 @@ def test_controls(run):
 
 def loaded(*words):
     args = fit.parse_args([*words])
-    return fit.clean_rows(pd.concat(map(fit.read_rows, args.paths)), flags=vars(args))
+    return fit.clean_rows(pd.concat(map(fit.read_results, args.paths)), flags=vars(args))
 
 
 def test_natural_variations_are_accepted(capsys):

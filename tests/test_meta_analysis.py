@@ -73,10 +73,10 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
-    answer, _, rest = found.out.partition("\n\n")  # above the key and the table
-    (again,) = re.findall(r"- So one slice says little: this rule claims a bias in (\d+)%", rest)
-    said = [float(share) for share in [*re.findall(r"(\d+)%", answer), again]]
-    assert said == approx([*(100 * shares), 100 * shares[1]], abs=0.51)
+    answer = found.out.partition("\n\n")[0]  # above the key and the table
+    assert [float(share) for share in re.findall(r"(\d+)%", answer)] == approx(
+        [*(100 * shares)], abs=0.51)
+    assert "- So one slice says little" in answer
 
 
 def test_a_slice_is_one_run(run):
