@@ -84,8 +84,8 @@ def shares_of(claims):
     return claims.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
 
-def print_shares(claims, shares, fewest):
-    """The answer in capitals, the key, the table, and what to do. fewest: draws of a task."""
+def print_shares(claims, shares):
+    """The answer of each experiment in capitals, the key and the table."""
     for experiment, claimed in claims.groupby("experiment"):  # none is averaged with its control
         claimed = claimed.groupby("kind")["outside"].mean()
         print(textwrap.fill(
@@ -96,8 +96,6 @@ def print_shares(claims, shares, fewest):
                   "average.\n  Use all draws: fit_model.py.")
     shown = shares.astype({"threshold": str}).drop(columns="arms")
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
-    if fewest < 5:
-        print(f"- A task has only {fewest} draws, so that slices are alike: run more draws.")
 
 
 def slice_table(rows, slices):
@@ -341,12 +339,11 @@ def parse_args(argv):
 def main(argv=None):
     args = parse_args(argv)
     rows = clean_rows(pd.concat([read_results(path) for path in args.paths]), flags=vars(args))
-    fewest = rows.groupby(RUN[:5])["subsample"].nunique().min()
     folder = args.out or Path("meta", "+".join(path.stem for path in args.paths)[:99])
     folder.mkdir(parents=True, exist_ok=True)
     claims = claims_of(rows, args.slices, args.threshold)
     shares = shares_of(claims)
-    print_shares(claims, shares, fewest)
+    print_shares(claims, shares)
     claims.loc[:, :"t_high"].to_csv(folder / "meta.csv", **CSV)
     shares.to_csv(folder / "shares.csv", **CSV)
     plot(claims, folder / "slices.png")
