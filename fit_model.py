@@ -38,18 +38,20 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
-
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib.figure import Figure
-from scipy import special, stats
+try:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from scipy import special, stats
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}. Run pip install -r requirements.txt, or start this script "
+                     "with uv run fit_model.py")
 
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
-warnings.filterwarnings("ignore", "Glyph")  # a letter without a font is drawn as a box
 
 FEWEST = 8  # draws of a task; the spread of fewer varies too much
 FEWEST_SPLITS = 5  # draws of one's own training (docs/own_training.md)
@@ -57,11 +59,10 @@ MOST_DRAWS = 100  # beyond which another recipe costs less than to show a boost
 ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
-COLORS = {"yes": "#cc3311", "yes-open": "#cc3311", "yes-under": "#bb6600", "open": "#666666",
-          "no": "#007755", "none": "#666666"}  # of verdicts
+COLORS = dict.fromkeys(YES, "#cc3311") | {"no": "#007755", "open": "#666666", "none": "#666666"}
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
-LAST = 99  # rank of a mean that is no YES
+LAST = 99  # order of a mean that is no YES
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
@@ -92,7 +93,8 @@ td:first-child, th:first-child, .key td { text-align: left }
 .key td { white-space: normal }
 .note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere }
 .note::before { content: "\\2013\\a0" }
-.small, details div { font-size: .8rem; color: #666; overflow-wrap: anywhere; white-space: pre-line }
+.small, details div { font-size: .8rem; color: #666; white-space: pre-line }
+.small, details div { overflow-wrap: anywhere }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
@@ -187,8 +189,8 @@ def unit_table(rows, metric):
     no mean should hide.)"""
     variances = ["text_variance_bias", "text_variance_boost", "one_answer_variance",
                  "item_variance_boost"]
-    numbers = [*MEANS, *EFFECTS, *variances, "bias_se", "bias_df"]
-    names = [*CELL, "arms", "model", "models", "task", "subsample"]
+    numbers = [*MEANS, *EFFECTS, "texts", *variances, "bias_se", "bias_df"]
+    names = [*CELL, "model", "models", "task", "subsample"]
     # the labeled texts have equally many of each class, so blind guesses score 1 / classes
     chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
     rows = add_effects(rows, metric.name).assign(models=1, chance=chance)
@@ -220,7 +222,7 @@ def effect_rows(units, effect, metric):
     means = means.groupby("task").mean(skipna=False).rename(columns={effect: "estimate"})
     J, estimates, name = len(means), means.estimate, f"mean of {len(means)} tasks"
     means.loc[name] = means.mean(skipna=False)
-    shares = shares_of(units, effect)
+    shares = task_shares(units, effect)
     means["shares"] = [*[share for _, share in shares.groupby("task")], shares]
     means["subsamples"] = [share.subsamples.min() for share in means.shares]
     # half of a task, which tells a weak test, is for these items; the rest is for such items
@@ -243,17 +245,15 @@ def effect_rows(units, effect, metric):
     else:
         means["sd"] = units.groupby("task")[effect].std()
     if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
-        texts = units.n * np.where(units.arms == "crossed", 2, 1)
-        changes = units.bias / 100 * texts  # of right answers
-        p = changes.groupby(units.task).agg(sign_flip_p)
-        means = means.join(pd.DataFrame(
-            {"p": p, "p_adjusted": stats.false_discovery_control(p)}))
+        changes = units.bias / 100 * units.texts  # of right answers
+        means["p"] = p = changes.groupby(units.task).agg(sign_flip_p)
+        means["p_adjusted"] = pd.Series(stats.false_discovery_control(p), p.index)
     return means.reset_index().assign(
         **facts, effect=effect, settings=settings, tasks=J, is_mean=means.index == name,
         like_half=like_half, p_alike=p_alike)
 
 
-def shares_of(units, effect):
+def task_shares(units, effect):
     """What `interval` takes, for each task (its rows) and for their mean (all rows): a row per task
     and m with subsamples, spread_variance, by how much subsamples differ (nan if there is one, or
     if they are equal and nothing is known of their texts), text_variance, by the draw of the texts,
@@ -309,8 +309,12 @@ def sign_flip_p(changes):
     return min(share[observed:].sum(), 1.0)
 
 
-# Effects and intervals
+# Effects, intervals, verdicts
 
+TAIL = 0.055  # of an 89% interval, on each side (the paper's)
+LEVEL = 0.05  # p below it: what is compared differs
+VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
+            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
 SHARE = 0.89  # coverage of every interval (the paper's)
 POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
@@ -323,6 +327,7 @@ def add_effects(rows, metric="acc"):
     text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
                           metric is accuracy, or m is 0: answers of contamination_test.py (nan
                           without `discordant`), else by rounding
+    texts                 how many are tested
     one_answer_variance   what one more text of each set that is answered differently would add to
                           that draw's variance; / K in the mean of K subsamples (else 0)"""
     crossed, n = rows["arms"] == "crossed", rows["n"]
@@ -334,6 +339,7 @@ def add_effects(rows, metric="acc"):
     added["bias"] = scale * (added["seen"] - added["unseen"])
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
     added["one_answer_variance"] = 0.0
+    added["texts"] = n * (1 + crossed)
     if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
         variances = 0  # the sum over both sets of the variance of one text's change
         for ending in ("", "_on_extra"):
@@ -346,17 +352,46 @@ def add_effects(rows, metric="acc"):
     return rows.assign(**added)
 
 
-def interval(shares, tail=(1 - SHARE) / 2, of_texts="text_variance"):
-    """(standard error, degrees of freedom, half-width) of the mean over the rows of shares_of: the
-    wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is outside, on
-    each side."""
+def interval(shares, tail=TAIL, of_texts="text_variance"):
+    """(standard error, degrees of freedom, half-width) of the mean over the rows of task_shares:
+    the wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
+    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is
+    outside, on each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / shares["df"].clip(1)).sum(), math.inf]
     se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
     half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
+
+
+def verdict_on(low, high, margin, sign=1):
+    """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
+    margin: None gives no verdict. sign: -1 if lower is better."""
+    if margin is not None and not 0 < margin < math.inf:
+        raise ValueError(f"the margin is {margin}: give a positive number")
+    if sign < 0:
+        low, high = -high, -low
+    if not (margin and low < high):  # of nan, too
+        return "none"
+    if low > margin:
+        return "yes"
+    if high < margin:
+        return "yes-under" if low > 0 else "no"
+    return "yes-open" if low > 0 else "open"
+
+
+def p_of_alike(F, J, concentration, df):
+    """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
+    (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
+    the sum of squared shares of their variances, 1 if these are equal."""
+    top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
+    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
+
+
+def wrap(text, start=""):
+    return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
+                         subsequent_indent=" " * max(2, len(start)))
 
 
 # What is printed, and the page
@@ -375,40 +410,41 @@ def publish(rows, metric, folder, source):
     """Write the files, and print answers, tables and notes on each experiment and model. Return
     the tables as one. source: where the rows are from."""
     effects = analyze(rows, metric)
-    lines = with_boost(effects, rows, metric)
-    reports, common = reports_of(lines, metric)
-    key = key_of(metric, rows.bias_df.notna().all())
+    reports, common = reports_of(with_boost(effects, rows, metric), metric)
+    key = key_words(metric, rows.bias_df.notna().all())
     screen(reports, common, key, metric)
 
     folder.mkdir(parents=True, exist_ok=True)
     effects = effects.drop(columns="shares")
     effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
-    figure = picture(reports, metric, folder / "effects.png")
+    draw_effects(reports, metric).savefig(folder / "effects.png", dpi=130)
+    picture = base64.b64encode((folder / "effects.png").read_bytes()).decode()
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    names = [*CELL, "model", *COLUMNS]
-    details = {"Intervals": tag("div", INTERVALS),
-               "What was run": tag("div", "\n".join(rows.versions.dropna().unique())),
-               "All settings and tasks": html_of(told(lines, metric)[names], metric)}
+    ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, key, figure, details, metric), encoding="utf-8")
+    path.write_text(page(reports, source, key, picture, ran, metric), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
 def with_boost(effects, rows, metric):
-    """The rows of the bias, with the boost (gain: above 0 if it helps; unhelped: is it not shown to
-    be so?). is_control: Did texts carry answers? The run scripts end the names of such experiments
-    so; of answers (m = 0), a column says it."""
+    """The rows of the bias, with the boost (gain: above 0 if it helps) and the kind of texts that
+    pretraining read. The run scripts end the names of experiments with labels so; of answers
+    (m = 0), a column says it."""
     # analyze gives both in one order
     bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
-    gain = metric.sign * boost.estimate
-    is_control = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
+    with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
+    with_training = rows.experiment[rows.versions.astype(str).str.contains("labeled_read")]
+    is_held_out = bias.experiment.isin(rows.experiment[rows.bias_df.notna()])
+    is_control = bias.experiment.isin(rows.experiment[with_labels])
     return bias.assign(
-        gain=gain, unhelped=gain <= boost.half, boost_shares=boost.shares,
+        gain=metric.sign * boost.estimate, gain_half=boost.half, boost_shares=boost.shares,
         boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
-        is_control=bias.experiment.isin(rows.experiment[is_control]),
-        is_held_out=bias.experiment.isin(rows.experiment[rows.bias_df.notna()]),
+        kind=np.select([is_control, is_held_out, bias.experiment.isin(with_training)], [
+            "control: test texts with their labels", "released and held-out items",
+            "test texts and training texts, both without labels"], "test texts without labels"),
+        is_control=is_control, is_held_out=is_held_out,
         is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
@@ -427,18 +463,17 @@ def reports_of(lines, metric):
             table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=facts.model)])
         elif mean.tasks == 1:
             table = table[:1]
-        table = told(table.sort_values(
-            ["is_mean", "estimate"], ascending=[True, metric.sign < 0]), metric)
-        kind, answers = "test texts without labels", answers_of(table, metric)
-        if mean.is_held_out:
-            kind = "released and held-out items"
+        table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
+        table = table.apply(told, axis=1, metric=metric)
+        answers = answers_of(table, metric)
+        name = ", ".join([mean.experiment, *facts[differ]])
+        title = f"{name} ({mean.kind})"
         if mean.is_control:
-            kind = "control: texts with their labels"
+            name += " (control)"
             table["color"] = COLORS["none"]  # no alarm
             if mean.verdict != "none":
-                answers = control_answers(table, metric)
-        name = ", ".join([mean.experiment, *facts[differ]])
-        reports.append(Report(name, f"{name} ({kind})", answers, table, [*notes(table, metric)]))
+                answers = control_answers(table)
+        reports.append(Report(name, title, answers, table, [*notes(table, metric)]))
     control = "A control counts for its own model, task and recipe."
     if not lines.is_control.any():
         control = "No control in this file."
@@ -469,65 +504,74 @@ def in_words(estimate, half, metric):
     return words
 
 
-def told(table, metric):
-    """Rows of with_boost in the words that are shown. cramped: is there little room for inflation?
-    weak: a NO or OPEN that says little. rank: what matters first, and last a mean that is no YES.
-    """
-    lower = "lower" if metric.sign > 0 else "higher"
-    edge = metric.sign * table.estimate + table.shown_half
-    is_far = (edge < -(metric.margin or math.inf)) & (table.m == 0)  # with one's own halves
-    below = np.select([is_far, edge < 0],
-                      [f", BUT SEEN SCORES {lower.upper()}", f" ({lower})"], "")
-    cramped = table.unseen < table.chance + ROOM
-    weak = table.verdict.isin(["no", "open"]) & (table.unhelped | cramped)
-    rank = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * weak
-    words = table.verdict.map(VERDICTS).str.replace("{}", metric.limit)
-    return table.assign(
-        below=below, cramped=cramped, weak=weak, part=table.task, draws=table.subsamples,
-        bias=[in_words(*pair, metric) for pair in zip(table.estimate, table.shown_half)],
-        rank=rank.mask(table.is_mean & ~table.verdict.isin(YES), LAST),
-        color=table.verdict.map(COLORS),
-        **{"inflated?": words + below + np.where(weak, " (weak test)", "")})
+def told(line, metric):
+    """A row of with_boost in the words that are shown. weak: a NO or OPEN that says little; why:
+    the reason. order: what matters first, and last a mean that is no YES."""
+    line["part"], line["draws"] = line.task, line.subsamples
+    line["bias"] = in_words(line.estimate, line.shown_half, metric)
+    line["color"], line["lower"], line["why"] = COLORS[line.verdict], "", ""
+    edge, lower = metric.sign * line.estimate + line.shown_half, "lower"
+    if metric.sign < 0:
+        lower = "higher"
+    if edge < 0:
+        line["lower"] = f" ({lower})"
+    if line.m == 0 and edge < -(metric.margin or math.inf):  # with one's own halves
+        line["lower"] = f", BUT SEEN SCORES {lower.upper()}"
+    if line.gain <= line.gain_half:
+        line["why"] = "The boost is not shown to be above 0"
+    if line.unseen < line.chance + ROOM:
+        line["why"] = f"The unseen score is less than {ROOM} points above chance"
+    if line.gain < -line.gain_half:
+        line["why"] = "Pretraining lowers the score"
+    line["weak"] = line.verdict in ("no", "open") and line.why != ""
+    line["inflated?"] = VERDICTS[line.verdict].format(metric.limit) + line.lower
+    line["order"] = [*VERDICTS].index(line.verdict)
+    if line.weak:
+        line["inflated?"] += " (weak test)"
+        line["order"] += len(VERDICTS)
+    if line.is_mean and line.verdict not in YES:
+        line["order"] = LAST
+    return line
 
 
 def answers_of(table, metric):
-    """Sentences, what matters most first: each YES and OPEN with its number, NO, weak tests by
-    name, and the mean, which joins the others if it is a YES."""
+    """Sentences, what matters most first: each YES with its number, then OPEN and NO, weak tests,
+    and the mean, which joins the others if it is a YES."""
     reason = "two draws that differ are needed" if metric.margin else "give a --margin"
     full = VERDICTS | {"no": "NO, not over {}"}
-    mean, answers = table.iloc[-1], []
+    mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
     table = table.assign(reason=table.reason.astype(object).fillna(reason))
-    for _, its in table[table["rank"] < LAST].groupby(["rank", "reason"]):
-        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.below)]
+    for _, its in table[table.order < LAST].groupby(["order", "reason"]):
+        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
         answer = full[first.verdict].format(metric.limit)
         if first.verdict == "none":
             answer += f" ({first.reason})"
         if first.weak:
             answer += " (weak test)"
-            if len(table) > 1:
-                names = [*(its.part + " (" + its.draws.astype(str) + " draws)")]
-        if first.weak or first.verdict == "no":
-            names = [some_of(names)]
+        if len(its) > NAMED and first.verdict not in YES:
+            names = [f"{len(its)} tasks, at most {names[0]}"]
         answers.append(f"{answer}: {', '.join(names)}.")
-    if mean["rank"] == LAST:
-        answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
-    if mean.p_alike < LEVEL and mean.models == 1:
-        answers.append(f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge "
-                       "each, not the mean.")
+    if mean.order == LAST:
+        words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
+        if parts.weak.any():
+            words += f" ({parts.weak.sum()} of {len(parts)} are weak tests)"
+        if parts.verdict.isin(YES).any() or mean.p_alike < LEVEL:
+            words += ": judge each, not the mean"
+        answers.append(f"{words}.")
     return answers
 
 
-def control_answers(table, metric):
+def control_answers(table):
     """Of a control: its mean (of one task: it) answers."""
     mean = table.iloc[-1]
     silent = table.part[~table.verdict.isin(YES)]
     if mean.verdict not in YES:
-        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The answers were in the texts, yet "
+        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet "
                 "no bias is shown, so a NO of this set-up means little.",
                 "Try a larger model or more texts."]
-    answers = [f"CONTROL PASSED, as it should: {mean.part} {mean.bias}.",
-               "Here the answers were in the texts, so this set-up can detect a bias of that size "
-               f"(not one of {metric.limit})."]
+    answers = [f"CONTROL PASSED: {mean.part} {mean.bias}, as it should, since the labels were in "
+               "the texts.", "The set-up finds a bias of that size. How large a bias is still "
+               "possible without labels, the interval of that run says."]
     if len(silent):
         answers.append(f"No bias is shown in {some_of([*silent])}.")
     return answers
@@ -545,56 +589,60 @@ def notes(table, metric):
         yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
     if mean.is_control:
         return
-    for is_cramped, its in parts[parts.weak].groupby("cramped"):
-        why = "The boost is not shown to be above 0"
-        if is_cramped:
-            why = f"The unseen score is less than {ROOM} points above chance"
+    for why, its in parts[parts.weak].groupby("why"):
         yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
                "there. A recipe that helps more may inflate more.")
-    lower = parts.part[parts.below != ""]
+    lower = parts.part[parts.lower != ""]
     if len(lower):
-        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may mask "
-               "some: docs/verdicts.md names causes. Are the halves your own? Were they swapped, "
-               "or not drawn at random? Or is lower better (--lower-is-better)?")
+        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
+               "some: the model has read the test texts, but not the labeled ones (check: "
+               "--pretrain-on-labeled, unless the run has it). Halves of your own: were they "
+               "swapped, or not drawn at random? Or is lower better (--lower-is-better)?")
+    if mean.p_alike < LEVEL and mean.models == 1:
+        yield (f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, not "
+               "the mean.")
     if pd.notna(mean.like_half):
         yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
                f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    if mean.models == 1 and not mean.is_held_out:  # else each model has its own table
+    # nobody can add to published rows or to items that were held out
+    if mean.models == 1 and (mean.is_ours or mean.m == 0) and not mean.is_held_out:
         yield from next_draws(parts, metric)
 
 
 def next_draws(parts, metric):
     """Yield what to do about parts that are open or weak: more draws, or another recipe."""
-    needs, hopeless, how, guide = [], [], "", ""
+    hopeless = []
     for part in parts.query("weak or verdict == 'open'").itertuples():
-        fewest = FEWEST if part.m != 0 else FEWEST_SPLITS
-        total, aim = fewest, "for a first look"
-        if part.draws >= fewest and part.weak:
-            total = draws_needed(part.boost_shares, TAIL, part.gain)
-            aim = "to show a boost as large as found"
-        elif part.draws >= fewest:
+        fewest = FEWEST if part.is_ours else FEWEST_SPLITS
+        total, aim = fewest, "are a first look"
+        if part.draws >= fewest:
             total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-            aim = f"to know its bias to ±{metric.margin / 2:g}"
-        if part.weak and (part.cramped or total > MOST_DRAWS):
+            aim = f"narrow the interval of its bias to ±{metric.margin / 2:g}"
+            if part.weak:
+                total = max(total, draws_needed(part.boost_shares, TAIL, part.gain))
+                aim += ", and show a boost as large as found"
+        if part.weak and (total > MOST_DRAWS or part.unseen < part.chance + ROOM):
             hopeless.append(part.part)
-        else:
-            more = total - part.draws
-            needs.append(f"{part.part} needs {total} draws in all ({more} more) {aim}")
-    if parts.is_ours.all():
-        how = ": repeat the command of its run with --tasks T --subsamples N"
-        guide = " (docs/own_texts.md)"
-    if needs:
-        yield (f"Next: {'; '.join(needs)}{how}. Fix the number before you look at new draws, and "
-               "add draws only once.")
+            continue
+        how = "split and train again (docs/own_training.md)"
+        if part.is_ours:
+            how = (f"repeat the command of its run with --tasks {part.part} --subsamples {total} "
+                   f"(the {part.draws} draws that are there count)")
+        yield (f"Next, for {part.part}: {total} draws in all {aim}: {how}. Fix the number before "
+               "you look, and add draws only once.")
     if hopeless:
-        yield (f"Next, for {some_of(hopeless)}: try another recipe, chosen by its boost on draws "
-               f"that you do not report{guide}.")
+        flags = ""
+        if parts.is_ours.all():
+            flags = (", such as --pretrain-lr, --pretrain-epochs, a larger --m or --model "
+                     "(docs/own_texts.md)")
+        yield (f"Next, for {some_of(hopeless)}: another recipe{flags}. Choose by the boost, never "
+               "by the bias, on draws that you do not report.")
 
 
-def key_of(metric, is_held_out):
+def key_words(metric, is_held_out):
     """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
     side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
@@ -606,15 +654,18 @@ def key_of(metric, is_held_out):
         "base": f"{metric.words} of the model as it comes, without further pretraining",
         "unseen": "the same after pretraining on other texts of this kind",
         "seen": "the same after pretraining on these very texts",
-        "boost": "unseen - base: what other texts of this kind add",
-        "bias": "seen - unseen: what having read these very texts adds (below 0: memory minus a "
-                "shift between texts that were read and labeled texts that were not)",
-        "chance": "score of blind guesses: 100 / classes",
-        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part's bias has a "
-                 "wider one, so that all parts of a table hold together",
+        "boost": "unseen - base: what pretraining on other texts of this kind adds",
+        "bias": "seen - unseen: what having read these very texts adds (can be below 0: to the "
+                "model, texts that it has read also look different from labeled ones that it has "
+                "not)",
+        "chance": "score of blind guesses, 100 / classes, since the labeled texts have equally "
+                  "many of each class",
+        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part (task or "
+                 "model) has a wider one: of tables without any inflation, at most 5.5% say YES of "
+                 "a part",
         "YES": f"the interval of the bias lies {side}",
         "NO": f"else, if it ends {end}",
-        "OPEN": "else: too few draws to tell",
+        "OPEN": f"else: the interval holds 0 and {metric.limit}, so too few draws to tell",
         "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
                      f"{ROOM} points above chance"}
     if is_held_out:
@@ -628,7 +679,7 @@ def key_of(metric, is_held_out):
 
 
 def screen(reports, common, key, metric):
-    print(wrap(question_of(metric)) + "\n")
+    print(wrap(f"Does pretraining on the test texts inflate the score? {scale_of(metric)}") + "\n")
     for report in reports:
         print(wrap(f"{report.name}: {' '.join(report.answers)}"))
     print(wrap(common) + "\n")
@@ -641,9 +692,9 @@ def screen(reports, common, key, metric):
             print(wrap(note, "- "))
 
 
-def question_of(metric):
-    return ("Does pretraining on the test texts inflate the score? Bias in "
-            f"{metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin).")
+def scale_of(metric):
+    return (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
+            "(--margin).")
 
 
 def number_form(metric):
@@ -655,36 +706,26 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, key, figure, details, metric):
-    text = HEAD + tag("p", source, "small") + tag("p", question_of(metric))
+def page(reports, source, key, picture, ran, metric):
+    text = HEAD + tag("p", source, "small") + tag("p", scale_of(metric))
     for report in reports:
-        color = report.table.sort_values("rank").color.iloc[0]
-        answers = "".join(tag("div", answer) for answer in report.answers)
-        card = tag("h2", report.title) + answers
+        color = report.table.sort_values("order").color.iloc[0]
+        card = tag("h2", report.title) + "".join(tag("div", answer) for answer in report.answers)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
-    words = "".join(f"<tr><th>{term}<td>{html.escape(key[term])}" for term in key)
-    text += f'{figure}<table class="key">{words}</table>'
+    text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
+    words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
+             for term, meaning in key.items()]
+    text += f'<table class="key">{"".join(words)}</table>'
     for report in reports:
-        text += tag("h2", report.title) + html_of(shown(report.table), metric)
+        table = shown(report.table).to_html(border=0, index=False, **number_form(metric))
+        text += tag("h2", report.title) + table
         text += "".join(tag("div", note, "note") for note in report.notes)
-    for title, closed in details.items():
-        text += f"<details><summary>{title}</summary>{closed}</details>\n"
-    return text
-
-
-def html_of(table, metric):
-    return table.to_html(border=0, index=False, **number_form(metric))
+    return (f"{text}<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
+            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
 
 
 def tag(name, text, kind=""):
     return f'<{name} class="{kind}">{html.escape(text)}</{name}>\n'
-
-
-def picture(reports, metric, path):
-    """Save effects.png. Return its HTML."""
-    draw_effects(reports, metric).savefig(path, dpi=130)
-    coded = base64.b64encode(path.read_bytes()).decode()
-    return f'<div class="wide"><img alt="The effects" src="data:image/png;base64,{coded}"></div>'
 
 
 def draw_effects(reports, metric):
@@ -704,7 +745,9 @@ def draw_effects(reports, metric):
     scores.set_xlabel(metric.words)
     figure.legend(loc="outside upper left", ncols=4, frameon=False)
     biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
-    biases.scatter(rows.estimate, rows.index, color=rows.color)
+    inside = rows.color.mask(rows.weak == True, "white")  # noqa: E712 (nan of headings is not True)
+    biases.scatter(rows.estimate, rows.index, color=inside, edgecolors=rows.color, zorder=3)
+    biases.set_title("red: YES, green: NO, gray: OPEN or control; hollow: weak test", size=9)
     biases.axvline(0, color="gray")
     label = f"bias, {metric.unit}"
     if metric.margin:
@@ -718,7 +761,8 @@ def draw_effects(reports, metric):
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_frame_on(False)
         axis.grid(axis="x")
-        axis.tick_params(length=0)
+        axis.margins(x=0.1)
+        axis.tick_params(length=0, labeltop=len(rows) > 20)
         for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
             tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
     return figure
@@ -735,8 +779,8 @@ def run_paper_model(rows, interaction, draws, path):
             tables[*cell, effect] = fit(cell_rows, effect, interaction, draws)
             posterior = pd.concat(tables, names=[*CELL, "effect", "parameter"]).reset_index()
             posterior.to_csv(path, **CSV)
-            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log odds), "
-                  "differences")
+            print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log "
+                  "odds), differences")
             table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
             print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
     return not any(posterior.warning)
@@ -846,9 +890,9 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        print(end="", flush=True)  # also without a stdout, as under cron
+        print(end="", flush=True)  # here a closed pipe is noticed
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
+        raise SystemExit("stopped. Run the same command again: what is written stays")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -857,19 +901,18 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, limit=290):
-    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace(
-        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
-    if " " not in text:  # as of KeyError
-        text = repr(error)
-    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, limit, placeholder=" ...")
+def brief(error):
+    """An error on one line, of 3 rows of a screen at most. Ours are ValueErrors and say all; others
+    need their kind."""
+    text = str(error)
+    if not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, 290, placeholder=" ...")
 
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    return Path(os.path.expanduser(text))
+    return Path(text).expanduser()
 # --- end shared ---
 
 
@@ -878,6 +921,8 @@ CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
+         "bias_se", "bias_df"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -891,19 +936,19 @@ def refuse(rows, bad, words):
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
-def read_rows(path, metric="acc"):
+def read_results(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
-        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
-        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+        there = [other.name for other in path.parent.glob("*_results.csv")]
+        raise ValueError(f"there is no {path}. Results here: {there}")
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     if f"{metric}_extra" not in header:
-        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
-        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
-                         "contamination_test.py --answers makes results of it")
+        raise ValueError(f"{path} has no column {metric}_extra, but "
+                         f"{[name for name in header if name.endswith('_extra')] or header}. A "
+                         "table of answers? contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -918,30 +963,23 @@ def read_rows(path, metric="acc"):
 def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
-    rows = rows.replace("", np.nan)
+    numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", "bias_se", "bias_df",
-               *shares]
-    numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *REASONS, *numbers]:
-        rows[name] = rows.get(name, np.nan)
-        empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name in numbers:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        refuse(rows, rows[name].isna() & (~empty | (name in needed)),
-               f"column {name} is missing, empty or not like 0.5")
-        if name in shares and metric in POINTS:
-            # of held-out halves `extra` is estimated
-            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_df.isna(),
-                   f"{name} is not between 0 and 1")
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
+    rows = rows.replace("", np.nan)
+    for name in numbers:
+        given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
+        rows[name] = pd.to_numeric(given, errors="coerce")
+        refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
+    for name in needed:
+        refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = flags.get(flag) or [*values]
-        for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
-        rows = rows[values.isin(wanted)]
+        chosen = values.isin(flags.get(flag) or values)
+        if not chosen.any():
+            raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
+        rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
                "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
@@ -983,43 +1021,6 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 # --- end shared ---
 
 
-# --- shared: verdict ---
-TAIL = 0.055  # of an 89% interval, on each side (the paper's)
-LEVEL = 0.05  # p below it: what is compared differs
-VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
-            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
-
-
-def verdict_on(low, high, margin, sign=1):
-    """Is a score inflated, and by more than the margin? By its bias's interval: one of VERDICTS.
-    margin: None gives no verdict. sign: -1 if lower is better."""
-    if margin is not None and not 0 < margin < math.inf:
-        raise ValueError(f"the margin is {margin}: give a positive number")
-    if sign < 0:
-        low, high = -high, -low
-    if not (margin and low < high):  # of nan, too
-        return "none"
-    if low > margin:
-        return "yes"
-    if high < margin:
-        return "yes-under" if low > 0 else "no"
-    return "yes-open" if low > 0 else "open"
-
-
-def p_of_alike(F, J, concentration, df):
-    """p-value of J equal means by Brown and Forsythe's F with the degrees of freedom of Mehrotra
-    (1997), of which df is the denominator's; of two means, Welch's t test. concentration: J times
-    the sum of squared shares of their variances, 1 if these are equal."""
-    top = (J - 1) ** 2 / (1 + (J - 2) * concentration)
-    return stats.f.sf(F, min(J - 1, top), min(df, 1e9))  # SciPy knows no infinite df
-
-
-def wrap(text, start=""):
-    return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
-                         subsequent_indent=" " * max(2, len(start)))
-# --- end shared ---
-
-
 def parse_args(argv):
     parser = argparse.ArgumentParser(
         epilog=INTERVALS,
@@ -1053,7 +1054,7 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = pd.concat([read_rows(path, args.metric) for path in args.paths])
+    rows = pd.concat([read_results(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
     margin = margin_of(args.margin, args.metric, rows)
     metric = metric_of(args.metric, margin, args.lower_is_better)

@@ -32,15 +32,18 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 if "__file__" in globals():  # a notebook's may not be installed here
     os.environ.pop("MPLBACKEND", None)
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from scipy import special, stats
+try:
+    import numpy as np
+    import pandas as pd
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from scipy import special, stats
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}. Run pip install -r requirements.txt, or start this script "
+                     "with uv run meta_analysis.py")
 
 SHARE = 0.89  # coverage of intervals, as in the paper
 POINTS = ("acc", "f1")  # metrics between 0 and 1
@@ -81,8 +84,8 @@ def shares_of(claims):
     return claims.groupby(names)[["outside", "paper", "t"]].mean().reset_index()
 
 
-def print_shares(claims, shares, fewest):
-    """The answer in capitals, the key, the table, and what to do. fewest: draws of a task."""
+def print_shares(claims, shares):
+    """The answer of each experiment in capitals, the key and the table."""
     for experiment, claimed in claims.groupby("experiment"):  # none is averaged with its control
         claimed = claimed.groupby("kind")["outside"].mean()
         print(textwrap.fill(
@@ -93,8 +96,6 @@ def print_shares(claims, shares, fewest):
                   "average.\n  Use all draws: fit_model.py.")
     shown = shares.astype({"threshold": str}).drop(columns="arms")
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
-    if fewest < 5:
-        print(f"- A task has only {fewest} draws, so that slices are alike: run more draws.")
 
 
 def slice_table(rows, slices):
@@ -198,9 +199,9 @@ def errors_on_one_line():
     """Around main: errors end in one line; with TRACEBACK=1 in a traceback."""
     try:
         yield
-        print(end="", flush=True)  # also without a stdout, as under cron
+        print(end="", flush=True)  # here a closed pipe is noticed
     except KeyboardInterrupt:
-        raise SystemExit("stopped. Run the same command again: written rows and audits stay")
+        raise SystemExit("stopped. Run the same command again: what is written stays")
     except BrokenPipeError:
         os._exit(1)  # head has read enough
     except Exception as error:
@@ -209,19 +210,18 @@ def errors_on_one_line():
         raise SystemExit(f"error: {brief(error)}")
 
 
-def brief(error, limit=290):
-    """An error on one line, of 3 rows of a screen at most. A long path loses its start."""
-    text = str(error).replace(
-        "'utf-8' codec", "save it as UTF-8 text (if compressed, unpack it; a spreadsheet: as CSV):")
-    if " " not in text:  # as of KeyError
-        text = repr(error)
-    text = re.sub(r"\S{40,}(\S{40})", r"...\1", text)
-    return textwrap.shorten(text, limit, placeholder=" ...")
+def brief(error):
+    """An error on one line, of 3 rows of a screen at most. Ours are ValueErrors and say all; others
+    need their kind."""
+    text = str(error)
+    if not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, 290, placeholder=" ...")
 
 
 def user_path(text):
     """The path of a flag. bash leaves the ~ of --out=~/mine.csv as it is."""
-    return Path(os.path.expanduser(text))
+    return Path(text).expanduser()
 # --- end shared ---
 
 
@@ -238,6 +238,8 @@ CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
 FILTERS = ("experiment", "m", "n", "model", "tasks")
+FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
+         "bias_se", "bias_df"]
 CSV = {"index": False, "float_format": "%.6g"}  # of written tables
 
 
@@ -251,19 +253,19 @@ def refuse(rows, bad, words):
         raise ValueError(f"{rows.index[bad][0]}: {words}")
 
 
-def read_rows(path, metric="acc"):
+def read_results(path, metric="acc"):
     """The cells of a results file, as text. The index says where each row stands."""
     if not path.exists():
-        there = ", ".join(sorted(map(str, path.parent.glob("*_results.csv"))))
-        raise ValueError(f"there is no {path}. Give a results file, such as {there or 'X.csv'}")
+        there = [other.name for other in path.parent.glob("*_results.csv")]
+        raise ValueError(f"there is no {path}. Results here: {there}")
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     mark = max(",;\t", key=lines[0].count)
     # line by line: one cut short in quotes would swallow the next
     header, *lines = [next(csv.reader([line], delimiter=mark), []) for line in lines]
     if f"{metric}_extra" not in header:
-        metrics = [name.removesuffix("_extra") for name in header if name.endswith("_extra")]
-        raise ValueError(f"{path} has no metric {metric}, but {metrics}. A table of answers? "
-                         "contamination_test.py --answers makes results of it")
+        raise ValueError(f"{path} has no column {metric}_extra, but "
+                         f"{[name for name in header if name.endswith('_extra')] or header}. A "
+                         "table of answers? contamination_test.py --answers makes results of it")
     rows = {}
     for number, cells in enumerate(lines, 2):
         if len(cells) == len(header):  # if cut short in `versions`, its numbers are whole
@@ -278,30 +280,23 @@ def read_rows(path, metric="acc"):
 def clean_rows(rows, metric="acc", plain=False, flags={}):
     """The rows of results files that the flags choose, checked. arms: crossed if all rows of a cell
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
-    rows = rows.replace("", np.nan)
+    numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    shares = ["discordant", "discordant_on_extra", *columns_of("acc")]
-    numbers = [*RUN[3:], "num_classes", "item_variance_boost", "control", "bias_se", "bias_df",
-               *shares]
-    numbers += columns_of(metric)
-    for name in [*RUN[:3], "versions", *REASONS, *numbers]:
-        rows[name] = rows.get(name, np.nan)
-        empty = rows[name].isin(["NA", "nan", np.nan])  # but for names: a task may be called NA
-        if name in numbers:
-            rows[name] = pd.to_numeric(rows[name], errors="coerce")
-        refuse(rows, rows[name].isna() & (~empty | (name in needed)),
-               f"column {name} is missing, empty or not like 0.5")
-        if name in shares and metric in POINTS:
-            # of held-out halves `extra` is estimated
-            refuse(rows, ~rows[name].fillna(0).between(0, 1) & rows.bias_df.isna(),
-                   f"{name} is not between 0 and 1")
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
+    rows = rows.replace("", np.nan)
+    for name in numbers:
+        given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
+        rows[name] = pd.to_numeric(given, errors="coerce")
+        refuse(rows, rows[name].isna() & given.notna(), f"{name} is not a number like 0.5")
+    for name in needed:
+        refuse(rows, rows[name].isna(), f"column {name} is missing or empty")
     rows[RUN[3:]] = rows[RUN[3:]].fillna(0).astype(int)
     for flag in FILTERS:
         values = rows[flag.removesuffix("s")].astype(str)
-        wanted = flags.get(flag) or [*values]
-        for name in {*wanted} - {*values}:
-            raise ValueError(f"no rows have --{flag} {name}. There are {[*values.unique()]}")
-        rows = rows[values.isin(wanted)]
+        chosen = values.isin(flags.get(flag) or values)
+        if not chosen.any():
+            raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
+        rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
     scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
                "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
@@ -343,13 +338,12 @@ def parse_args(argv):
 @errors_on_one_line()
 def main(argv=None):
     args = parse_args(argv)
-    rows = clean_rows(pd.concat([read_rows(path) for path in args.paths]), flags=vars(args))
-    fewest = rows.groupby(RUN[:5])["subsample"].nunique().min()
+    rows = clean_rows(pd.concat([read_results(path) for path in args.paths]), flags=vars(args))
     folder = args.out or Path("meta", "+".join(path.stem for path in args.paths)[:99])
     folder.mkdir(parents=True, exist_ok=True)
     claims = claims_of(rows, args.slices, args.threshold)
     shares = shares_of(claims)
-    print_shares(claims, shares, fewest)
+    print_shares(claims, shares)
     claims.loc[:, :"t_high"].to_csv(folder / "meta.csv", **CSV)
     shares.to_csv(folder / "shares.csv", **CSV)
     plot(claims, folder / "slices.png")

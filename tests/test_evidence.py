@@ -29,7 +29,7 @@ def effects_of(files, chosen, margin):
     if "crossed" in files:
         contam.main(["--answers", str(paths[0]), "--out", "rows.csv"])
         paths = ROOT.cwd().glob("rows.csv")
-    rows = fit.clean_rows(pd.concat(map(fit.read_rows, paths)))
+    rows = fit.clean_rows(pd.concat(map(fit.read_results, paths)))
     metric = fit.metric_of("acc", margin, False)
     rows = rows.query(chosen)
     rows = rows.assign(majority=pd.to_numeric(rows.get("majority", math.nan)))

@@ -73,10 +73,10 @@ def test_the_papers_coin_flip(run, name, n, drawn, shuffled):
     found = run(ROOT / f"tests/published/{name}.csv", "--n", n, "--slices", 1000)
     shares = csv_of("shares")["outside"]
     assert [*shares] == approx([drawn, shuffled], abs=2.5 * math.sqrt(0.25 / 500 + 0.25 / 1000))
-    answer, _, rest = found.out.partition("\n\n")  # above the key and the table
-    (again,) = re.findall(r"- So one slice says little: this rule claims a bias in (\d+)%", rest)
-    said = [float(share) for share in [*re.findall(r"(\d+)%", answer), again]]
-    assert said == approx([*(100 * shares), 100 * shares[1]], abs=0.51)
+    answer = found.out.partition("\n\n")[0]  # above the key and the table
+    assert [float(share) for share in re.findall(r"(\d+)%", answer)] == approx(
+        [*(100 * shares)], abs=0.51)
+    assert "- So one slice says little" in answer
 
 
 def test_a_slice_is_one_run(run):
@@ -130,7 +130,12 @@ def test_what_is_said_of_one_slice(run, name, n, bias, threshold, little):
     pd.testing.assert_frame_equal(table, pd.read_csv("page/shares.csv"), check_dtype=False)
 
 
-def test_flags_and_the_number_of_draws(run):
-    out = run(coin_rows(subsamples=4), "--slices", 5, "--threshold", 0).out
-    assert "A task has only 4 draws" in out and {*csv_of("shares")["threshold"]} == {0}
-    assert "draws, so" not in run(coin_rows(subsamples=5), "--slices", 5).out
+def test_experiments_are_not_averaged(run):
+    """A control has its own answer. The threshold is a flag."""
+    rows = coin_rows(subsamples=4)
+    out = run(pd.concat([rows, rows.assign(experiment="x-answers")]), "--slices", 5, "--threshold", 0)
+    assert {*csv_of("shares")["threshold"]} == {0}
+    for name, shares in csv_of("shares").groupby("experiment"):
+        drawn, shuffled = (f"{share:.0%}" for share in shares["outside"])
+        said = f"{name}: ONE DRAW OF EACH TASK CLAIMS A BIAS IN {drawn} OF SLICES, AND IN {shuffled} "
+        assert said in " ".join(out.out.split())

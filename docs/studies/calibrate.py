@@ -98,7 +98,7 @@ def check(only_seen, only_unseen, n, K, half):
             table[f"discordant{ending}"] = pair[0] + pair[1]
             table[f"acc_{arms[0]}{ending}"] = 0.4 + pair[place]
             table[f"acc_{arms[1]}{ending}"] = 0.4 + pair[1 - place]
-        shares = script.shares_of(script.add_effects(pd.DataFrame(table)), "bias")
+        shares = script.task_shares(script.add_effects(pd.DataFrame(table)), "bias")
         assert np.isclose(script.interval(shares)[2], half[s], rtol=1e-9), (shares, half[s])
 
 

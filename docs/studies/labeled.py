@@ -51,7 +51,7 @@ def run_placebo(flags):
 
 def units_of(name):
     script = load_script("fit_model")
-    rows = script.clean_rows(script.read_rows(ROOT / "docs" / "rows" / f"{name}.csv"))
+    rows = script.clean_rows(script.read_results(ROOT / "docs" / "rows" / f"{name}.csv"))
     return script.add_effects(rows)
 
 

@@ -30,7 +30,7 @@ def effect_of(rows, effect):
     fit = load_script("fit_model")
     units = fit.add_effects(fit.clean_rows(rows))
     tasks = units.groupby("task")[effect].mean()
-    return tasks.to_dict(), tasks.mean(), fit.interval(fit.shares_of(units, effect))[2]
+    return tasks.to_dict(), tasks.mean(), fit.interval(fit.task_shares(units, effect))[2]
 
 
 def main():
