@@ -582,7 +582,7 @@ def cluster(tmp_path_factory):
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)))  # ends with the tests
     with distributed.Client(scheduler_file=str(folder / "scheduler.json")) as client:
         client.wait_for_workers(2, timeout=60)
-        client.run(exec, "import os, torch; torch.__version__ = str(os.getpid())")
+        client.run(exec, "import os, torch; torch.__version__ = f'2.13.0+{os.getpid()}'")
         address = client.scheduler.address
     yield address, processes
     for process in processes:
@@ -594,8 +594,8 @@ def makers(rows):
     """Numbers of the processes that made the rows. Sets the version that they give right."""
     found = set()
     for row in rows:
-        (number,) = re.findall(r" torch (\d+) ", row["versions"])
-        row["versions"] = row["versions"].replace(f" {number} ", f" {torch.__version__} ")
+        (number,) = re.findall(r" torch 2\.13\.0\+(\d+) ", row["versions"])
+        row["versions"] = row["versions"].replace(f" 2.13.0+{number} ", f" {torch.__version__} ")
         found.add(int(number))
     return found
 
