@@ -549,7 +549,7 @@ def answers_of(table, metric):
         if first.weak:
             answer += " (weak test)"
         if len(its) > NAMED and first.verdict not in YES:
-            names = [f"{len(its)} tasks, at most {names[0]}"]
+            names = [f"{len(its)} tasks, largest estimate {names[0]}"]
         answers.append(f"{answer}: {', '.join(names)}.")
     if mean.order == LAST:
         words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
@@ -595,9 +595,10 @@ def notes(table, metric):
     lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
-               "some: the model has read the test texts, but not the labeled ones (check: "
-               "--pretrain-on-labeled, unless the run has it). Halves of your own: were they "
-               "swapped, or not drawn at random? Or is lower better (--lower-is-better)?")
+               "some. A possible cause, unless this run read the labeled texts, too: to the model "
+               "they look different from test texts that it has read (check: "
+               "--pretrain-on-labeled). If you split the items yourself: were the halves swapped, "
+               "or not drawn at random? Is lower better (--lower-is-better)?")
     if mean.p_alike < LEVEL and mean.models == 1:
         yield (f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, not "
                "the mean.")
@@ -607,8 +608,10 @@ def notes(table, metric):
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    # nobody can add to published rows or to items that were held out
-    if mean.models == 1 and (mean.is_ours or mean.m == 0) and not mean.is_held_out:
+    is_fixed = mean.is_held_out or (mean.m != 0 and not mean.is_ours)  # as published rows are
+    if is_fixed and "open" in [*parts.verdict]:
+        yield "Next: nothing can be added to these rows, so report what is OPEN as not decided."
+    elif mean.models == 1 and not is_fixed:
         yield from next_draws(parts, metric)
 
 

@@ -218,7 +218,7 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert said["few-shot, mean of 2 models"] == (
         "NO, not over 1 point: bert +0.02 [-0.18, +0.22], gpt2 -0.01 [-0.08, +0.06]. Mean of 2 models: "
         "+0.01 [-0.08, +0.10], NO.")
-    assert said["few-shot, bert"].startswith("OPEN: 10 tasks, at most trec +0.64 [-1.49, +2.77]. NO, ")
+    assert said["few-shot, bert"].startswith("OPEN: 10 tasks, largest estimate trec +0.64 [-1.49, +2.77]. NO, ")
     assert "mean over 8 settings of m, n. No control in this file." in found.words
     assert "--" not in found.words.replace("(--margin)", ""), "no flags of ours"
     parts = found.table["part"].tolist()
@@ -357,7 +357,7 @@ def test_of_many_parts_each_yes_is_named(run):
     yes, _, no = headline(found)["few-shot"].partition(" NO, not over 1 point: ")
     assert re.findall(r"t\d\d", yes) == [
         name for name, mean in zip(names, means) if mean > half][::-1]
-    assert no == f"11 tasks, at most t10 {in_words(0, half)}."
+    assert no == f"11 tasks, largest estimate t10 {in_words(0, half)}."
     like = fit.in_words(0.5, half_of(means), fit.metric_of("acc", 1, False))
     assert f"- Over all tasks like these 26, expect a mean bias of {like}." in found.words
     assert "like these" not in run(nine(0, 1)).out
@@ -679,7 +679,7 @@ def test_the_next_step(run):
             *re.findall(r"- Next, for (\w+), (\w+), (\w+): another recipe", found.words)[0]}
     # not of a control, nor of rows of others, to which nobody can add
     for changes in ({"experiment": "x-answers"}, {"versions": math.nan}):
-        assert "Next" not in run(rows.assign(**changes)).out
+        assert "--subsamples" not in run(rows.assign(**changes)).out
     own = run(rows.query("task == 'few' and subsample < 5").assign(m=0)).words
     assert "- Next, for few: 5 draws in all are a first look: split and train again" in own
     # in a mean over settings, by all rows of a task
