@@ -116,7 +116,7 @@ def metric_of(name, margin, lower_is_better):
         if margin is None:
             margin = 1.0
     limit = f"{margin:g} {unit}" if margin else "the margin"
-    if lower_is_better or is_error(name):
+    if is_error(name) if lower_is_better is None else lower_is_better:
         words, sign = f"{words} (lower: better)", -1
     limit = re.sub("^1 points", "1 point", limit)
     return Metric(name, words, unit, sign, margin, limit, digits)
@@ -132,7 +132,7 @@ def margin_of(margin, name, rows):
     return margin
 
 
-def effects_table(rows, margin=None, metric="acc", lower_is_better=False):
+def effects_table(rows, margin=None, metric="acc", lower_is_better=None):
     """The table of effects.csv from rows in the columns of results.csv, as pd.read_csv gives them.
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
@@ -486,7 +486,8 @@ def models_of(lines, mean, metric):
     """The biases of the models of a mean, with intervals that hold together."""
     models = lines.query("is_mean and models == 1 and experiment == @mean.experiment "
                          "and setting == @mean.setting")
-    half = stats.t.isf(TAIL / len(models), models.df) * models.se
+    tail = TAIL / len(models)
+    half = [interval(share, tail, "such_variance")[2] for share in models.shares]
     return with_verdicts(models.assign(task=models.model, is_mean=False, shown_half=half), metric)
 
 
@@ -1036,7 +1037,7 @@ def parse_args(argv):
     add("--metric", default="acc",
         help="acc, f1, nll, or X with columns X_base, X_extra, X_test; default acc")
     add("--plain", action="store_true", help="test on one set, as the paper does; default both")
-    add("--lower-is-better", action="store_true",
+    add("--lower-is-better", action=argparse.BooleanOptionalAction,
         help="as of an error; default for nll, loss, bits and the like")
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")

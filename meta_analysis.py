@@ -27,7 +27,6 @@ import argparse
 import contextlib
 import csv
 import os
-import re
 import sys
 import textwrap
 from pathlib import Path
@@ -46,7 +45,6 @@ except ModuleNotFoundError as error:
                      "with uv run meta_analysis.py")
 
 SHARE = 0.89  # coverage of intervals, as in the paper
-POINTS = ("acc", "f1")  # metrics between 0 and 1
 KEY = """\
 A slice keeps one random draw of each model and task, as if the experiment had been run once. In
 shuffled slices, seen and unseen are exchanged at random, so that the bias is 0 on average. outside:

@@ -681,10 +681,11 @@ def test_an_error_of_none_or_false_is_no_error(error):
     pd.testing.assert_frame_equal(judge(rows.assign(error=error)), judge(rows))
 
 
-def test_a_metric_called_error():
+def test_a_metric_called_error(capsys):
     """Its values are no reasons for missing answers. It is in points, and better if lower."""
     rows = make_answers(2, bias=0.9)
     found = judge(rows.assign(error=1 - rows.right), "--metric error --clean before")
+    assert "fit_model.py out.csv --metric acc --lower-is-better\n" in capsys.readouterr().out
     wanted = judge(rows, "--clean before")
     assert found[contam.COUNTS].equals(wanted[contam.COUNTS])
     assert [*found.bias] == approx([*-wanted.bias]) and not found.reason["mine"]
@@ -701,6 +702,10 @@ def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
     assert (p.min() < 0.01) == silent
     assert table.reason.str.startswith("mine is better on the held-out half").tolist() == [
         silent] * 3
+    # a model that has no interval hides nothing
+    one_score = rows[rows.model == "mine"].assign(model="first", right=1.0)
+    reasons = judge(pd.concat([one_score, rows]), "").reason
+    assert reasons["mine"].startswith("mine is better") == silent
 
 
 def test_words_and_names():

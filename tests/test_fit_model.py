@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace

@@ -12,7 +12,6 @@ is drawn at random: there are as many names, but they say nothing about their te
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
