@@ -794,7 +794,7 @@ def test_fit_model_says_that_seen_scores_are_lower(said):
     assert "next: python fit_model.py crossed.csv --metric acc" in said(
         contam.main, "--answers", "a.csv").out
     out = " ".join(said(fit.main, "crossed.csv").out.split())
-    assert ", BUT SEEN SCORES LOWER" in out and "Were they swapped, or not drawn at random?" in out
+    assert ", BUT SEEN SCORES LOWER" in out and "were the halves swapped, or not drawn at random?" in out
     assert "a bias of 5 points would matter" in out
 
 
