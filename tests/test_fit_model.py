@@ -707,7 +707,8 @@ def test_other_metrics(run):
             fit.effects_table(rows, margin)
     found = run(rows, "--metric", "f1", "--lower-is-better")
     assert "mean of 2 models: NO, not over 1 point (weak test): a" in found.words
-    assert fit.metric_of("brier", 1, False).sign == -1
+    signs = [fit.metric_of("brier", 1, said).sign for said in (None, True, False)]
+    assert signs == [-1, -1, 1], "by its name, unless a flag says it"
 
 
 def test_an_end_is_not_rounded_to_0_or_the_margin():

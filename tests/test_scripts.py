@@ -169,7 +169,7 @@ def test_code_stays_small():
     sizes = {path.stem: size_of(path) for path in SCRIPTS}
     grown = [name for name in sizes if sizes[name] > MOST[name]]
     assert not grown, sizes
-    assert sum(map(size_of, ROOT.glob("tests/*.py"))) <= 45950
+    assert sum(map(size_of, ROOT.glob("tests/*.py"))) <= 45970
 
 
 COMMANDS = [*dict.fromkeys(commands())]
