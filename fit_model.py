@@ -38,9 +38,6 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-if "__file__" in globals():  # a notebook's may not be installed here
-    os.environ.pop("MPLBACKEND", None)
-
 try:
     import numpy as np
     import pandas as pd
@@ -109,27 +106,20 @@ class Metric(NamedTuple):
     digits: int  # of effects; scores have one less
 
 
-def metric_of(name, margin, lower_is_better):
+def metric_of(name, margin, lower_is_better, rows=None):
+    """The metric and its margin: if not given, 1 point, or 5 if the rows are answers (m = 0), which
+    vary more. Refuses a margin that says nothing."""
     words, unit, digits, sign = name, name, 4, 1
     if name in POINTS:
         words, unit, digits = f"{name} in %".replace("acc", "accuracy"), "points", 2
         if margin is None:
-            margin = 1.0
+            margin = 1.0 if rows.m.any() else 5.0
+    elif (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
     limit = f"{margin:g} {unit}" if margin else "the margin"
     if is_error(name) if lower_is_better is None else lower_is_better:
         words, sign = f"{words} (lower: better)", -1
-    limit = re.sub("^1 points", "1 point", limit)
-    return Metric(name, words, unit, sign, margin, limit, digits)
-
-
-def margin_of(margin, name, rows):
-    """The margin, if given, or 5 points for answers (m = 0), which vary more. Refuses one that says
-    nothing."""
-    if margin is None and name in POINTS and not rows.m.any():
-        return 5.0
-    if name not in POINTS and (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
-        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
-    return margin
+    return Metric(name, words, unit, sign, margin, re.sub("^1 points", "1 point", limit), digits)
 
 
 def effects_table(rows, margin=None, metric="acc", lower_is_better=None):
@@ -137,8 +127,7 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=None):
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
     rows = clean_rows(rows, metric)
-    margin = margin_of(margin, metric, rows)
-    lines = analyze(rows, metric_of(metric, margin, lower_is_better))
+    lines = analyze(rows, metric_of(metric, margin, lower_is_better, rows))
     return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
 
 
@@ -154,31 +143,19 @@ def analyze(rows, metric):
             parts.insert(0, its_units)  # else a task would weigh less in their mean, silently
         for effect in EFFECTS:
             tables += [effect_rows(part, effect, metric) for part in parts]
-    return withhold(with_verdicts(pd.concat(tables), metric), rows)
-
-
-def withhold(table, rows):
-    """With the column reason, and without a verdict where there is one. A mean has that of its
-    first task with one; tasks with one score everywhere are none."""
-    keys = ["experiment", "model"]
-    parts = rows.groupby([*keys, "task"])[REASONS].first()
-    means = rows[rows.bias_se.round(9).ne(0)].groupby(keys)[REASONS].first()
-    for name in REASONS:
-        found = table.join(parts[name], on=[*keys, "task"])[name]
-        table[name] = found.mask(table.is_mean, table.join(means[name], on=keys)[name])
-    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
-    table["verdict"] = table.verdict.where(table.reason.isna(), "none")
-    return table
+    return with_verdicts(pd.concat(tables), metric)
 
 
 def with_verdicts(table, metric):
-    """With the ends of intervals, and verdicts on biases."""
+    """With the ends of intervals, and verdicts on biases, unless there is a reason for none."""
     for name in ("", "like_", "shown_"):
         table[f"{name}low"] = table.estimate - table[f"{name}half"]
         table[f"{name}high"] = table.estimate + table[f"{name}half"]
     ends = zip(table.shown_low, table.shown_high)
     table["verdict"] = [verdict_on(*pair, metric.margin, metric.sign) for pair in ends]
-    table["verdict"] = table.verdict.where(table.effect == "bias", "none")
+    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
+    is_judged = table.reason.isna() & (table.effect == "bias")
+    table["verdict"] = table.verdict.where(is_judged, "none")
     return table
 
 
@@ -195,15 +172,16 @@ def unit_table(rows, metric):
     chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
     rows = add_effects(rows, metric.name).assign(models=1, chance=chance)
     # seeds share texts: the variance of their mean is at most the mean of their variances
-    units = rows.groupby(names)[numbers].mean(skipna=False).reset_index()
+    groups = rows.groupby(names)
+    units = groups[numbers].mean(skipna=False).join(groups[REASONS].first()).reset_index()
     tables = [units]
     for _, table in units.groupby("experiment"):
         models = table.model.nunique()
         answered = table.groupby([*CELL, "task", "subsample"])["model"].nunique()
         # several models, and each has all
         if answered.min() == models > 1 and table.m.min() > 0:
-            groups = table.assign(model="all", models=models).groupby(names)
-            mean = groups[numbers].mean(skipna=False)
+            mean = table.assign(model="all", models=models)
+            mean = mean.groupby(names)[numbers].mean(skipna=False)
             # assumes that models change different answers; else the spread widens the interval
             mean[variances] /= models
             tables.append(mean.reset_index())
@@ -225,6 +203,9 @@ def effect_rows(units, effect, metric):
     shares = task_shares(units, effect)
     means["shares"] = [*[share for _, share in shares.groupby("task")], shares]
     means["subsamples"] = [share.subsamples.min() for share in means.shares]
+    means[REASONS] = units.groupby("task")[REASONS].first()
+    # a task with one score everywhere does not silence the mean
+    means.loc[name, REASONS] = units[REASONS].where(units.bias_se != 0).bfill().iloc[0]
     # half of a task, which tells a weak test, is for these items; the rest is for such items
     means[["se", "df", "half"]] = [*map(interval, means.shares)]
     tail = TAIL / J if effect == "bias" else TAIL
@@ -1060,8 +1041,7 @@ def main(argv=None):
     args = parse_args(argv)
     rows = pd.concat([read_results(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    margin = margin_of(args.margin, args.metric, rows)
-    metric = metric_of(args.metric, margin, args.lower_is_better)
+    metric = metric_of(args.metric, args.margin, args.lower_is_better, rows)
     table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):
