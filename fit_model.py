@@ -90,11 +90,11 @@ unseen: that of held-out items which are as hard, judging by the clean models
 bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 """
 KEY_OF_ANSWERS = """\
-[ , ]: 89% interval: it should hold the true value 89 times in 100. Parts (tasks or models) have \
-wider ones, since any of them may be a YES by chance: at most 5.5% of tables without inflation \
-have such a part. Where two digits would round to 0 or the margin, there are three
-YES: the interval of the bias lies {side}: all of it over {metric.limit} (by over), a part of it \
-(perhaps by over), or nothing of it (by under)
+[ , ]: 89% interval: it should hold the true value 89 times in 100. Biases of several tasks have \
+wider ones, because more tasks have more chances of a false YES: at most 5.5% of tables without \
+inflation have one. There are three digits where two would round an end to 0 or to the margin
+YES: the interval of the bias lies {side}: by over {metric.limit} if all of it does, perhaps by \
+over if a part of it does, by under if none of it does
 NO: else, if it ends {end} (lower: all of it lies on the other side of 0)
 OPEN: else: the interval holds 0 and {metric.limit}, so too few draws to tell
 weak test: NO or OPEN, but the boost is not shown to be {side}, or unseen is less than {room} \
@@ -472,10 +472,10 @@ def reports_of(lines, metric):
                               [*notes(table, metric)]))
     control = "A control counts for its own model, task and recipe."
     if "control" not in [*lines.kind]:
-        control = ("No control in this file: --with-answers adds it (to your own training: "
+        control = ("No control in this file (run scripts: --with-answers; your own training: "
                    "docs/own_training.md).")
     return reports, (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
-                     f"(--margin). {', '.join(facts[~differ])}. {control}")
+                     f"(--margin). All: {', '.join(facts[~differ])}. {control}")
 
 
 def in_words(estimate, half, metric):
