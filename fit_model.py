@@ -106,8 +106,9 @@ bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 KEY_OF_ANSWERS = """\
 [ , ]: 89% interval: it should hold the true value 89 times in 100 (with a third digit where two \
 would round an end to 0 or to the margin)
-tasks: if there are several, the intervals of their biases are wider, so that all hold together 89 times in 100: at \
-most 5.5% of runs without inflation have a task with a YES (of R runs, up to R times as many)
+tasks: if there are several, the intervals of their biases are wider, so that all hold together 89 \
+times in 100: at most 5.5% of runs without inflation have a task with a YES (of R runs, up to R \
+times as many)
 mean: its interval is for the mean of these very tasks. Where they differ by more than chance (F \
 test, p below 0.05), judge each
 YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
@@ -611,8 +612,8 @@ def next_draws(parts, metric):
             how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
         yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
-               f"to about ±{metric.margin / 2:g}, which should decide: {how}. Fix the number before "
-               "you look, and add draws only once.")
+               f"to about ±{metric.margin / 2:g}, which should decide: {how}. Fix the number "
+               "before you look, and add draws only once.")
     weak = parts.part[parts.weak]
     if len(weak):
         yield (f"Next, for {some_of([*weak])}: more draws, if the boost is above 0 and unseen well "
