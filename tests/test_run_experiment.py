@@ -93,23 +93,23 @@ def test_splits_have_the_published_majorities(script):
         .504, .522, .506, .506, .51, .53, .508, .51]
 
 
-def test_mask_rates(script):
+def test_mask_rates(script, tokenizer):
     ids = np.tile(np.r_[101, np.arange(1000, 1098), 102], 4000)  # 98 plain tokens, two special
     rng = np.random.default_rng(0)
-    corrupted, scored = script.mask_tokens(ids, [101, 102, 103], 103, 30000, rng)
+    corrupted, scored = script.mask_tokens(ids, tokenizer, rng)
     assert ids[scored].min() >= 1000, "special tokens are never scored"
     untouched = np.setdiff1d(np.arange(len(ids)), scored)
     assert np.array_equal(corrupted[untouched], ids[untouched])
     masked, kept = corrupted[scored] == 103, corrupted[scored] == ids[scored]
     random = corrupted[scored][~masked & ~kept]  # uniform over the vocabulary
-    shares = [len(scored) / len(ids), masked.mean(), kept.mean(), random.mean() / 30000]
+    shares = [len(scored) / len(ids), masked.mean(), kept.mean(), random.mean() / 30522]
     assert shares == pytest.approx([0.15 * 0.98, 0.8, 0.1, 0.5], rel=0.02)
 
 
 # Packing, groups, logits
 
 
-@pytest.mark.parametrize("kind", [*sorted(PACKED), "modernbert", "mistral", "rwkv"])
+@pytest.mark.parametrize("kind", sorted({*PACKED, *MASKED, "mistral", "rwkv"}))
 def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
     folder, net = load(kind)
     theirs, ids = stock(folder, kind).eval(), tokens(net)
@@ -125,7 +125,7 @@ def test_texts_together_give_the_logits_of_texts_alone(script, load, kind):
 def test_the_longest_text_fits(script, load, kind):
     folder, net = load(kind, max_position_embeddings=40)
     model, args = script.find_model(str(folder), script.load_registry()), script.parse_args([])
-    task = script.Task([], None, [], "", "", {})
+    task = script.Task([], None, [], "", {})
     recipe = script.recipe_of(script.load_registry()["models"], args, model, task)
     assert recipe["max_length"] == 38
     ids, places = np.full(38, 9), np.arange(38)
@@ -155,8 +155,7 @@ def test_pretraining_equals_a_plain_loop(script, load, small_groups, norms, kind
         for row in order.permutation(5):
             corrupted, labels = ids[row], ids[row]
             if kind == "bert":
-                corrupted, scored = script.mask_tokens(
-                    ids[row], net.tokenizer.all_special_ids, 103, len(net.tokenizer), masks)
+                corrupted, scored = script.mask_tokens(ids[row], net.tokenizer, masks)
                 labels = np.full(len(corrupted), -100)
                 labels[scored] = ids[row][scored]
                 scores.append(len(scored))
@@ -356,7 +355,7 @@ def test_a_run_writes_rows(run, script, monkeypatch):
         (line,) = re.findall(rf"topics draw {k} (base .* unseen .* seen \S+) ", out)
         assert [float(number) for number in re.findall(r"\d\.\d{3}", line)] == scores
         assert not re.search("[,'\"]", row["versions"]), "a plain cell"
-        assert re.search(r" epochs: pretrain: 1 train: 2 .* script \w{12}$", row["versions"])
+        assert re.search(r" epochs: pretrain: 1 train: 2 .* script \w{12} texts read 20$", row["versions"])
         assert f" torch {torch.__version__} transformers " in row["versions"]
     assert "0 rows are in results.csv, 2 draws are left" in out
     assert out.endswith(f"rows: {Path.cwd()}/results.csv\nnext: python fit_model.py results.csv\n")
@@ -551,7 +550,7 @@ HASHES = {"split": "a99446012345", "data": "00123456789e", "recipe": "1234567890
 def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
     path = tmp_path / "results.csv"
     row = dict.fromkeys(script.COLUMNS, "1") | dict(zip(HASHES, hashes.split()))
-    script.append_row(path, {**row}, None)
+    script.append_row(path, {**row})
     file = pd.read_csv(path)[[*HASHES]]
     assert not file.apply(pd.to_numeric, errors="coerce").notna().any(axis=None)
     assert script.finished_rows(path)[script.key_of(row)] == (row["data"], row["recipe"])
@@ -560,11 +559,11 @@ def test_no_spreadsheet_takes_a_hash_for_a_number(script, tmp_path, hashes):
 def test_two_processes_append_whole_rows_below_one_header(script, tmp_path):
     """Each row twice, and it is there once."""
     rows = [dict.fromkeys(script.COLUMNS, f"{k}" * 1000) | HASHES for k in (1, 2)]
-    jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2], None) for k in range(160)]
+    jobs = [(tmp_path / f"{k // 4}.csv", rows[k % 2]) for k in range(160)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         pool.starmap(script.append_row, jobs, chunksize=1)
     whole = {",".join(line) for line in (script.COLUMNS, *[row.values() for row in rows])}
-    for path, _, _ in jobs:
+    for path, _ in jobs:
         lines = path.read_text().splitlines()
         assert {*lines} == whole and len(lines) == 3
 
@@ -643,7 +642,7 @@ def test_a_results_file_that_is_not_ours_is_left_alone(run, refused, script):
         file.write_text(text)
         refused("results.csv has other columns")
         with pytest.raises(ValueError, match="other columns"):
-            script.append_row(file, rows[0], None)
+            script.append_row(file, rows[0])
         assert file.read_text() == text
     file.write_text("")  # of a run that was killed before its first row
     assert run()[0] is None and len(rows_of()) == 1
@@ -669,7 +668,7 @@ def test_a_pasted_cell_runs(flags, empty_folder, monkeypatch):
 
 
 @pytest.mark.parametrize("typed, words", cases("""
-    --model bort                         | could not load model bort
+    --model bort                         | could not load bort
     --csv absent.csv                     | No such file
     --device toaster                     | Expected one of cpu, cuda
     --out /sys/rows.csv                  | /sys/
@@ -787,7 +786,7 @@ OWN = {"epochs": {"pretrain": 5, "train": 7}, "learning_rates": {"train": 0.5},
     --train-epochs 8 --pretrain-lr 2 |                 5 8 2 0.5 9 16
     --pretrain-epochs 8 --train-lr 2 --batch-size 3 |  8 7 1e-4 2 3 3"""))
 def test_a_flag_comes_before_a_tasks_recipe_and_that_before_the_models(script, typed, numbers):
-    task = script.Task([], None, [], "", "", {"recipes": {"bert": OWN}})
+    task = script.Task([], None, [], "", {"recipes": {"bert": OWN}})
     recipe = recipe_of(script, typed, task, "mine", "bert")
     assert [value for name in OWN for value in recipe[name].values()] == [
         *map(float, numbers.split())]
