@@ -209,7 +209,7 @@ def test_classification_equals_the_trainer(
 def test_dropout_before_the_head(script, load):
     _, net = load("bert", hidden_dropout_prob=0.3)
     batch = script.pack(net, script.class_examples(net, tokens(net) * 40, range(200)))
-    dropped = script.class_logits(net, torch.nn.Identity(), batch) == 0
+    dropped = script.class_logits(net, batch, torch.nn.Identity()) == 0
     assert abs(dropped.float().mean() - 0.3) < 0.02
 
 
