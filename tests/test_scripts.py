@@ -110,7 +110,8 @@ def test_run_magic_runs_the_text_of_now(path, argv, flags, tmp_path, monkeypatch
     """Although the process has imported an older one. VS Code's window also sets __file__, but a
     kernel's flags are not ours. IPython prepends the folder of what it runs."""
     monkeypatch.syspath_prepend(tmp_path)
-    edited, guard = tmp_path / f"{path.stem}_edited.py", read(path).partition("\nif __name__")
+    edited = tmp_path / f"{path.stem}_edited.py"
+    guard = read(path).partition("\nif __name__")
     monkeypatch.setattr(sys, "argv", argv)
     for word in ("old", "edited"):
         edited.write_text("import importlib, sys\nfrom pathlib import Path\ndef main(argv=None):\n"

@@ -176,7 +176,8 @@ def test_a_file_is_read_as_it_was_written(own, number):
     ("plain", "line 61: unexpected end")])
 def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
     texts = [text_of(row) for row in range(60)]
-    texts[9], texts[13] = '"begun', end
+    texts[9] = '"begun'
+    texts[13] = end
     rows = ["label,text", *map(",".join, zip("ab" * 30, texts))]
     task, message = own("mine.csv", "\r\n".join(rows))
     assert re.search(words, message) and (not task or len(task.texts) == 56)
@@ -275,7 +276,8 @@ def test_a_folder_of_parquet_files(own):
 def test_sizes_that_fit(script):
     """Every m and n fit if there are m // K texts of each class and 2 n others."""
     for counts in ([3, 9], [4, 5, 6], [1, 1, 40], [30, 2], [9]):
-        labels, K = np.repeat(np.arange(len(counts)), counts), len(counts)
+        labels = np.repeat(np.arange(len(counts)), counts)
+        K = len(counts)
         task = script.Task([*map(text_of, labels)], labels, [*"abc"[:K]], "", {})
         for m, n in itertools.product(range(1, 40), range(1, 30, 4)):
             row = {"task": "mine", "m": m, "n": n, "subsample": 1}
