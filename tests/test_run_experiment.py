@@ -31,8 +31,18 @@ import pytest
 import torch
 import transformers
 
-from conftest import MASKED, ROOT, cases, comparable, end_of, load_script
-from conftest import plain_training, recipe_of, rows_of, write_csv
+from conftest import (
+    MASKED,
+    ROOT,
+    cases,
+    comparable,
+    end_of,
+    load_script,
+    plain_training,
+    recipe_of,
+    rows_of,
+    write_csv,
+)
 
 PACKED = load_script("run_experiment").PACKED
 RUN_SUBSAMPLE = load_script("run_experiment").run_subsample

@@ -14,8 +14,16 @@ import pytest
 import torch
 import transformers as t
 
-from conftest import ARMS, SETS, byte_tokenizer, end_of, plain_training, recipe_of, rows_of
-from conftest import write_csv
+from conftest import (
+    ARMS,
+    SETS,
+    byte_tokenizer,
+    end_of,
+    plain_training,
+    recipe_of,
+    rows_of,
+    write_csv,
+)
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from docs.studies import check_tasks
 import fake_hub
 from conftest import ROOT, cases, end_of
+from docs.studies import check_tasks
 
 TASKS = json.loads((ROOT / "tasks.json").read_text(encoding="utf-8"))["tasks"]
 LISTED = {"sources": [{"csv": "mine.csv"}], "text": ["text"], "label": "label"}
