@@ -145,7 +145,7 @@ MINE = pd.DataFrame({"text": TEXTS, "label": ["1", "01", "20"] * 7})
 JSONL = MINE.to_json(orient="records", lines=True, force_ascii=False)
 FILES = [
     ("mine.csv", MINE.to_csv(lineterminator="\r\n")),
-    ("mine.csv", MINE.to_csv(sep="|")),
+    ("mine.csv", MINE.to_csv(sep="|", quoting=csv.QUOTE_ALL)),
     ("mine.csv", "\ufeff" + MINE.to_csv(sep=";", index=False, lineterminator="\r\n")),
     ("mine.TSV", MINE.to_csv(sep="\t", lineterminator="\r\n")),
     ("mine.JSONL", "\ufeff" + JSONL.replace("\n", "\r\n\n")),
