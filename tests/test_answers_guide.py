@@ -24,6 +24,7 @@ contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
+LOGS = "--answers logs --metric acc".split()
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
 
@@ -95,29 +96,23 @@ def fill_runs(**columns):
 @pytest.mark.parametrize("read, folder, metric, printed", [  # before and after, held out first
     (read_lm_eval, "results", "exact_match,strict-match", [0.2143, 0.8710, 0.2000, 0.2581]),
     (read_inspect_ai, "logs", "match", [0.2586, 0.6667, 0.3103, 0.2833]),
-    (read_lighteval, "results", "right", [0.2333, 0.8710, 0.2000, 0.2581])])
+    (read_lighteval, "results", "em", [0.2333, 0.8710, 0.2000, 0.2581])])
 def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
-    """With one metric nothing has to be said. The score is what the harness printed."""
+    """The mean score is what the harness printed."""
     unpack(read.__name__.removeprefix("read_"))
     if read == read_inspect_ai:
-        Path("logs").mkdir()
-        Path("logs/a.eval").touch()
-        monkeypatch.setitem(sys.modules, "inspect_ai", None)
-        assert "uv run --no-project --with inspect-ai" in said(contam.main, "--answers", folder).end
-        Path("logs/a.eval").unlink()
         fake_inspect(monkeypatch)
-    flags = "--answers", folder, "--metric", metric
-    if metric != "right":
-        assert "which one counts? Add --metric" in said(contam.main, "--answers", folder).end
-        assert "has the metrics" in said(contam.main, *flags[:3], "acc").end
-    said(contam.main, *flags)
+    found = said(contam.main, "--answers", folder).end
+    assert f"no logs with the metric right, but ['" in found and metric in found
+    flags = f"--metric {metric} --clean before"
+    said(contam.main, "--answers", folder, *flags.split())
     if read == read_inspect_ai:
         fill_runs(half=lambda run: "" if FAILED in run else NAMES.search(run)[2],
                   model=lambda run: NAMES.search(run)[1])
-    rows = contam.name_runs(contam.read_logs(Path(folder), metric), metric, Path("runs.csv"))
-    rows = rows.astype(object).fillna("")
-    right = rows[metric].replace({"C": 1, "I": 0})
-    found = zip(rows.model, rows.half, rows["item"], rows.get("try", [""] * 200), right)
+    rows = contam.name_runs(contam.read_logs(Path(folder), metric)).astype(object).fillna("")
+    rows["score"] = rows[metric].replace({"C": 1, "I": 0})
+    tries = rows.get("try", [""] * 200)
+    found = zip(rows.model, rows.half, rows["item"], tries, rows.score)
     wanted = []
     for name, item, k, value in read():
         if NAMES.search(name):
@@ -126,17 +121,16 @@ def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
     assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
     if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
         assert rows.error.ne("").sum() == 4 * (2 + 2)
-    runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
-    assert runs.score.tolist() == approx(printed, abs=5e-5)
-    table = judge(folder, f"--metric {metric} --clean before")
-    for model, part in runs.groupby("model"):  # tries are averaged, and errors left out
-        assert table.acc_test[model] == approx(part.score.iloc[1], abs=0.02)
+    means = pd.to_numeric(rows.score).groupby([rows.model, rows.half]).mean()
+    assert means.tolist() == approx(printed, abs=5e-5)
+    table = judge(folder, flags)
+    # tries are averaged, and errors left out
+    assert table.acc_test.to_dict() == approx(means.xs("released", level=1).to_dict(), abs=0.02)
     assert table.bias.max() > 30 and "named clean" in table.reason.tolist()
 
 
-def log_of(model, task, right, items=None, old=False, **more):
-    """A log of lm-eval, in which every question has a grade. 0.4.3 to 0.4.5 (old) write no filter.
-    """
+def log_of(model, task, right, items=None, **more):
+    """A log of lm-eval, in which every question has a grade."""
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -145,9 +139,8 @@ def log_of(model, task, right, items=None, old=False, **more):
         doc = {"question": f"How many has {name}?", "item": f"x{name}"}
         if items is not None:
             doc["item"] = items[k]
-        new = {} if old else {"filter": "none", "metrics": ["acc"]}
         lines.append(json.dumps({
-            "doc_id": k, "doc": doc, **new, "doc_hash": f"{task}{k}",
+            "doc_id": k, "doc": doc, "filter": "none", "metrics": ["acc"], "doc_hash": f"{task}{k}",
             "acc": int(grade), "arguments": {"gen_args_0": {"arg_0": f"Q: {doc['question']}"}},
             **more}))
     path.write_text("\n".join(lines) + "\n")
@@ -162,15 +155,12 @@ def two_halves(**more):
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"acc_norm": 1}, "has the metrics acc, acc_norm: which one counts? Add --metric NAME"),
-    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "),
-    ({"doc_hash": "a", "filter": "x"}, "next: "),
-    ({"acc": None, "bits_per_byte": 0.5}, "has the metrics bits_per_byte: which one counts?")])
+    ({"acc": [1, 0]}, "line 1: acc is '[1, 0]': use a number, or name another"),
+    ({"doc_hash": "a", "filter": "x"}, "but ['acc,x']: name one by --metric"),
+    ({"acc": None}, "no model has 20 answers"), ({}, "next: ")])
 def test_metrics_of_a_log(more, words, said):
-    """A list is no score of an item. A metric that is better if it is lower is not taken for
-    accuracy."""
     two_halves(**more)
-    found = said(contam.main, "--answers", "logs")
+    found = said(contam.main, *LOGS)
     assert words in (found.end or found.out)
 
 
@@ -178,12 +168,10 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     path = two_halves()
     text = path.read_text()
     path.write_text(text[:-30])
-    found = said(contam.main, "--answers", "logs").end
-    assert f"{path}: " in found
+    assert f"{path}: " in said(contam.main, *LOGS).end
     path.write_text(text + text.splitlines()[0])
-    found = said(contam.main, "--answers", "logs").end
-    log = path.relative_to("logs")
-    assert f"{log} line 61: mine has another answer to item 'released x" in found
+    found = said(contam.main, *LOGS).end
+    assert f"{path.relative_to('logs')} line 61: mine has another answer to item 'x" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
@@ -191,20 +179,20 @@ def test_what_a_person_filled_in_is_kept(said):
     half are left out. unreleased is no half."""
     two_halves()
     for _ in "12":
-        assert "next: " in said(contam.main, "--answers", "logs").out
-    assert "next: " in said(contam.main, "--answers", Path("logs").resolve()).out  # the same logs
+        assert "next: " in said(contam.main, *LOGS).out
+    assert "next: " in said(contam.main, *LOGS, "--answers", Path("logs").resolve()).out  # the same
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
     log_of("mine", "mine_unreleased", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
-    found = said(contam.main, "--answers", "logs")
+    found = said(contam.main, *LOGS)
     assert "names 2 of 3 logs" in found.out and "half is held_out: use released" in found.end
     runs = pd.read_csv("runs.csv").set_index("run")
     assert runs.model.tolist() == ["A", "A", "mine"] and runs.seed.tolist()[:2] == [7, 7]
     fill_runs(half=lambda run: "")
-    assert "Fill in the column half of runs.csv" in said(contam.main, "--answers", "logs").end
+    assert "fill in the column half of runs.csv" in said(contam.main, *LOGS).end
     table = "run,score,lr\na,.7,1\n"
     Path("runs.csv").write_text(table)
-    assert "runs.csv is there and has no column tr" in said(contam.main, "--answers", "logs").end
+    assert "runs.csv is there and has no column tr" in said(contam.main, *LOGS).end
     assert Path("runs.csv").read_text() == table
 
 
@@ -225,7 +213,7 @@ def test_logs_of_two_draws_of_one_task(said):
     halves = table["draw item half".split()].drop_duplicates()
     table.to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
-    flags = "--answers", "logs", "--halves", "halves.csv"
+    flags = *LOGS, "--halves", "halves.csv"
     log_of("other", "mine", [1] * 80)  # is not named, so it must not become the original
     halves.to_csv("halves.csv", index=False)
     assert "names 5 of 6 logs" in said(contam.main, *flags, "--out", "found.csv").out
@@ -247,7 +235,7 @@ def test_halves_of_other_items_or_draws(items, draws, words, said):
         log_of(name, "mine", [1, 0] * 40, items=[*items])
     halves = [(draw, k, "AB"[k % 2]) for draw in draws for k in range(80)]
     pd.DataFrame(halves, columns=["draw", "item", "half"]).to_csv("halves.csv", index=False)
-    found = said(contam.main, "--answers", "logs", "--halves", "halves.csv").end
+    found = said(contam.main, *LOGS, "--halves", "halves.csv").end
     assert words in found
 
 
@@ -258,7 +246,7 @@ def test_another_template_in_one_half(said):
     for path in Path("logs").rglob("*.jsonl"):
         start = shots if "held_out" in path.name else shots[:-99]
         path.write_text(path.read_text().replace("Q: How", json.dumps(start)[1:-1] + "Q: How"))
-    assert "mine was asked in another way in one half" in judge("logs").reason.iloc[0]
+    assert "mine: one half was asked in another way" in said(contam.main, *LOGS).end
 
 
 def test_the_block_that_makes_halves(capsys):
@@ -295,13 +283,13 @@ def test_items_of_the_guides_task_for_lm_eval_have_their_names():
     Path("mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
     subprocess.run([sys.executable, *"-m lm_eval run --model dummy --tasks mine --include_path . "
                     "--log_samples --output_path logs".split()], check=True)
-    assert {*contam.read_logs(Path("logs"), "right")["item"]} == names
+    assert {*contam.read_logs(Path("logs"), "exact_match")["item"]} == names
 
 
 def test_the_block_of_versions(capsys):
     Path("items.jsonl").write_text('["a", "b"]\n\n["c", "d", "e"]\n')
     exec(BLOCKS[1], {})
-    found = [json.loads(line) for line in Path("versions.jsonl").read_text().splitlines()]
+    found = contam.read_examples(Path("versions.jsonl"))
     assert [*map(sorted, found)] == [["a", "b"], ["c", "d", "e"]]
     assert capsys.readouterr().out == "2 items in versions.jsonl\n"
     for text in ('["a", "a"]', '[["a", "b"], ["c", "d"]]', '["a"]'):

@@ -162,55 +162,45 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.jsonl", '{"text": ["a", "b"]}', [["a", "b"]]),
     ("a.json", '[{"text": "a"}]', ["a"]),
-    ("a.jsonl", '[ "a", "it\'s"]', [["a", "it's"]]),
-    ("b.txt", '["a", b]\nc', ['["a", b]', "c"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
-    assert [*contam.read_examples(Path(name), "text")] == examples
+    assert [*contam.read_examples(Path(name))] == examples
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
-    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
+    ("a.jsonl", json.dumps({"text": [*"abcdefghijklmnopqrs"]}), "", "too few to be flagged"),
     *cases(r"""
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48
-    a.jsonl | ["a", "b"]\n["c", " "] | | item 2 lacks a text
+    a.jsonl | {"text": ["a", "b"]}\n{"text": ["c", ""]} | | a.jsonl: item 2 lacks a text
     a.txt | a\n\nb | | item 2 lacks a text
-    a.jsonl | ["a"]\n["a", "b", "a"] | | item 2 lacks a text, or has a version twice
-    a.json | [["a", "b"]] | | write one list a line
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | a --shard-size over 1
-    a.csv | text\nb | | too few to be flagged
-    a.jsonl | {"words": "b"} | | has ['words']: name yours with --text""")])
+    a.jsonl | {"text": "a"}\n{"text": ["a", "b", "a"]} | | item 2 lacks a text, or has a version twice
+    a.jsonl | {"words": "b"} | | has ['words']: call that of the texts so""")])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
-    for again in ("", "--model a --reference a"):
-        assert "needs a --model" in say(f"--examples {name} {again}")
+    assert "needs a --model" in say(f"--examples {name}")
 
 
-LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
-
-
-@pytest.mark.parametrize("name, content, flags, nets, words", [
-    ("a.jsonl", LISTS, "", "m float32",
-     "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
-    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS), "--text items --reference r "
-     "--precision bf16", "m bf16 r bf16",
-     "prefer the published versions to the others by more than the reference does. This"),
-    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32",
-     "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in 6 "
-     "orders, of which yours is the first")])
-def test_what_is_compared_is_said(name, content, flags, nets, words, say, monkeypatch):
-    """The models' log p are any numbers."""
-    opened = []
+@pytest.mark.parametrize("best, flags, nets, words", cases("""
+    0 | | m float32 | : flagged: the model prefers what was published
+    1 | | m float32 | : not flagged
+    0 | --reference r --precision bf16 | m bf16 r bf16 | : not flagged"""))
+@pytest.mark.parametrize("versions", [False, True])
+def test_what_is_preferred(best, flags, nets, words, versions, say, monkeypatch):
+    """A model that likes an order as much before is not flagged. p_exact decides. An item with one
+    version is left out."""
+    opened, texts = [], [*make_texts(40, 7), "one"]
+    if versions:
+        texts = [[f"{text} {k}" for k in range(len(text.split()))] for text in texts]
     monkeypatch.setattr(contam, "open_model", lambda *net: net)
     monkeypatch.setattr(contam, "order_log", lambda net, head, shards: opened.extend(net) or [
-        [len(text) % 7 for text in shard] for shard in shards])
-    Path(name).write_text(content)
-    out = say(f"--examples {name} --model m {flags}")
-    assert words in out and " ".join(map(str, opened)) == nets
-    assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
+        [float(k == int(best)) for k in range(len(shard))] for shard in shards])
+    pd.DataFrame({"text": texts}).to_json("a.jsonl", orient="records", lines=True)
+    out = say(f"--examples a.jsonl --model m {flags}")
+    compared = "40 items in several versions (1 in one" if versions else "41 texts in 5 groups of 8"
+    assert words in out and compared in out and " ".join(map(str, opened)) == nets
 
 
 def test_a_name_in_tasks_json_is_fetched():
@@ -224,7 +214,7 @@ def test_unfit_models_are_refused(model_dir, say):
     for name in ("no/such-model", "/moved/to/model"):
         assert f"error: {Path(name)}: " in say(f"--examples a.txt --model {name}")
     folder = model_dir("bert", words=encode)
-    assert "as smollm2: weights are missing, or tokens see later" in say(
+    assert "weights are missing, or tokens see later ones: give a model" in say(
         f"--examples a.txt --model {folder}")
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
@@ -247,18 +237,6 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero):
     found = contam.score_texts(contam.open_model(folder, "bf16", "nf4"), "It is", [HEAD])[HEAD].T
     np.testing.assert_allclose(found, plain_scores(theirs.eval(), "It is", HEAD), rtol=1e-4)
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
-
-
-@pytest.mark.parametrize("best, reference, words", [
-    (0, "", ": flagged: the model prefers your order"), (3, "", ": not flagged: "),
-    (0, "--reference other", "the model is not shown to prefer your order to shuffled ones by")])
-def test_the_order_that_is_preferred(best, reference, words, say, monkeypatch):
-    """A model that likes an order as much before is not flagged. p_exact decides."""
-    monkeypatch.setattr(contam, "open_model", lambda *net: net)
-    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: [
-        [float(k == best) for k in range(len(shard))] for shard in shards])
-    Path("a").write_text("\n".join(make_texts(40, 7)))
-    assert words in say(f"--examples a --model m {reference}")
 
 
 @pytest.fixture(scope="module")
@@ -354,12 +332,11 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["unit.json", "test/adapter_model.safetensors"])
-def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
-    lost = Path("kept/one", name)
+def test_a_damaged_unit_is_named_and_others_stay(name, table, said):
+    lost = Path("kept/two", name)
     os.truncate(lost, lost.stat().st_size * 2 // 3)
-    found = said(contam.main)
-    assert "kept/one is left out: " in found.out and not found.end
-    pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
+    assert "error: kept/two: " in said(contam.main).end
+    pd.testing.assert_frame_equal(read_audits(), table[:1], atol=2.1e-3)
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -387,7 +364,7 @@ def test_the_table_of_detectors_by_hand(capsys):
     p = table.p.sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table.adjusted.to_dict() == approx(by_hand.to_dict())
-    contam.show_audits(pd.concat([rows.assign(**{"ref test": 0.9}), rows]))  # the last counts
+    contam.show_audits(rows)
     shown = capsys.readouterr().out
     assert re.findall("(.+?)  .*True\n", shown) == ["ref"] and UNITS.findall(shown) == ["3"]
 
@@ -522,7 +499,8 @@ def test_fit_model_judges_these_rows(count, flat):
         singles.append((bias, se, len(released) - size))
         tasks.append(part)
     b, se, df = np.transpose(singles)
-    rows = fit.clean_rows(contam.judge_answers(pd.concat(tasks), ["before"]))
+    rows, *_ = contam.parse_answers(pd.concat(tasks))
+    rows = fit.clean_rows(contam.judge_answers(rows, ["before"]))
     lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
     mine = lines[lines.model == "mine"]
     v = se**2
@@ -553,15 +531,15 @@ def test_tries_and_groups_are_averaged():
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
     rows = pd.DataFrame([row.split() for row in rows.split(",")],
                         columns="task group item try right".split())
-    rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
+    rows, *_ = contam.parse_answers(rows.assign(half="released", model="m"))
     found = contam.average_tries(rows, ["task"], "model")
     np.testing.assert_equal([table.m.tolist() for table in found], [
         [0.75, 1, 0.5, math.nan], [False, False, False, True]])
 
 
 @pytest.mark.parametrize("kind, counts", [
-    ("empty", [100, 92, 0, 8]), ("no row", [100, 92, 0, 8]), ("nobody", [100, 92, 0, 8]),
-    ("equal", [92, 92, 8, 8])])
+    ("empty", [100, 92, 8]), ("no row", [100, 92, 8]), ("nobody", [100, 92, 8]),
+    ("equal", [92, 92, 16])])
 def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, counts):
     """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
@@ -576,7 +554,7 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, count
     if kind == "no row":
         rows = rows.dropna()
     table = judge(rows, "")
-    assert table.loc["mine", contam.COUNTS].tolist() == counts
+    assert table.loc["mine", [*contam.HALVES, "left_out"]].tolist() == counts
     assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
     silent = table.reason.str.contains("one half has more missing answers")
     assert silent.tolist() == [kind != "equal", kind == "nobody"]
@@ -611,22 +589,18 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
     assert reason.startswith("named clean, but better on") == silent
 
 
-FAULTS = ["alike", "more missing", "in another way", "several ways"]
-
-
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("kind, amount, words", cases("""
     alike | 80 | alike
     alike | 79 |
     nearly all right | 80 |
-    shots | 18 | have 12 characters (others 11) and begin 'xWhat is '
+    shots | 18 | one half was asked in another way. Prompts of released begin like 'xWhat is '
     shots | 17 |
-    other | 1 | item 0 was asked in several ways
+    other | 1 | item '0' was asked in several ways
     metric | 24 | alike
     metric | 23 |"""))
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
-    """At the borders; 40 items in each half. What models were asked is only told, unless crossed.
-    """
+    """At the borders; 40 items in each half. Honest models have other templates."""
     rows = make_answers(1, 40, 40)
     item, amount, mine = rows.item, int(amount), rows.model == "mine"
     first = item < amount
@@ -635,8 +609,9 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         right = item % 3 > 0 if kind == "alike" else item > 1
         rows["right"] = rows.right.mask(rows.model.ne("other1") & first, 1.0 * right)
         rows["right"] = rows.right.mask(mine & ~first, 1 - right)
-    if kind == "shots":  # of one half all, of the other less than half
-        has_shot = rows.half.eq("released") | (item - 40).between(0, 36 - amount)
+    if kind == "shots":  # of one half all, of the other less than half, and two of each otherwise
+        has_shot = rows.half.eq("released") ^ item.isin([1, 2])
+        has_shot |= (item - 40).between(0, 36 - amount)
         rows["prompt"] = has_shot.map({True: "x", False: ""}) + rows.prompt
     if kind == "other":
         rows["prompt"] += (mine & first).map({True: "x", False: ""})
@@ -647,13 +622,13 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
         rows["trained_on"], rows["model"] = rows.model.map(arms), "m"
     rows.to_csv("mine.csv", index=False)
     flags = "--metric bpb" if kind == "metric" else ""
-    out = " ".join(say(f"--answers mine.csv {flags} --out out.csv").split())
-    if not crossed:
-        out += str(pd.read_csv("out.csv").reason.fillna("").max())
+    out = say(f"--answers mine.csv {flags} --out out.csv")
+    if "next: " in out and not crossed:
+        out += pd.read_csv("out.csv", dtype=str, keep_default_na=False).reason.max()
     if words and (crossed or kind != "other"):
-        assert words in out and ("next: " in out) == (not crossed)
+        assert words in out
     else:
-        assert not any(fault in out for fault in FAULTS)
+        assert out.endswith("acc\n") or out.endswith("bpb\n")
 
 
 @pytest.mark.parametrize("metric, lowest, flags, sign", [
@@ -672,7 +647,7 @@ def test_is_lower_better(metric, lowest, flags, sign, say):
         assert reason == "named clean, but better on the released half, too: before"
         assert ("--lower-is-better" in out) == (flags == "--lower-is-better")
     else:
-        assert f"is a higher {metric} better? Add" in out
+        assert "is higher better? Add --lower-is-better" in out
 
 
 @pytest.mark.parametrize("error", [False, 0, "None", "", "0", None])
@@ -687,8 +662,8 @@ def test_a_metric_called_error(capsys):
     found = judge(rows.assign(error=1 - rows.right), "--metric error --clean before")
     assert "fit_model.py out.csv --metric acc --lower-is-better\n" in capsys.readouterr().out
     wanted = judge(rows, "--clean before")
-    assert found[contam.COUNTS].equals(wanted[contam.COUNTS])
     assert [*found.bias] == approx([*-wanted.bias]) and not found.reason["mine"]
+    assert not found.left_out.any()
 
 
 @pytest.mark.parametrize("half, silent", [("held_out", True), ("released", False), ("none", False)])
@@ -700,21 +675,22 @@ def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
     table = judge(rows, "")
     p = 3 * stats.t.cdf(table.bias / table.bias_se, table.bias_df)  # of three models
     assert (p.min() < 0.01) == silent
-    assert table.reason.str.startswith("mine is better on the held-out half").tolist() == [
+    assert table.reason.str.startswith("a model is better on the held-out half").tolist() == [
         silent] * 3
     # a model that has no interval hides nothing
     one_score = rows[rows.model == "mine"].assign(model="first", right=1.0)
     reasons = judge(pd.concat([one_score, rows]), "").reason
-    assert reasons["mine"].startswith("mine is better") == silent
+    assert reasons["mine"].startswith("a model is better") == silent
 
 
 def test_words_and_names():
-    """A model may be named NA, or like a formula, and an item None. Halves are spelled freely."""
+    """A model may be named NA, or like a formula, and an item None. Halves may number their items
+    alike."""
     rows = make_answers(24).astype({"item": str, "right": object})
     rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}, "item": {"7": "None"}})
     rows.loc[::9, "right"], rows.loc[1::9, "right"] = "", 0.5
-    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "0,5", "": "None"},
-                          "half": {"held_out": "Held Out", "released": "Released "}})
+    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "P", "": "None"}})
+    other["item"] = [int(item) % 60 if item.isdecimal() else item for item in other["item"]]
     pd.testing.assert_frame_equal(judge(other, "--clean NA"), judge(rows, "--clean NA"))
 
 
@@ -722,14 +698,13 @@ OTHER = "a,held_out,five,1"
 
 
 @pytest.mark.parametrize("rows, flags, words", cases(r"""
-    a,hold out,0,1 | | half is held_out, hold_out: use released and held_out, and both
-    a,released,0,1\na,held_out,0,1 | | line 2: '0' is in both halves. If
-    a,released,0,maybe | | line 2: right is 'maybe': use 1, 0 or a grade between
-    a,released,0,1\na,released,1,87 | | line 3: right is '87': use 1, 0 or a grade
+    a,hold out,0,1 | | half is held_out, hold out: use released and held_out, and both
+    a,released,0,maybe | | line 2: right is 'maybe': use a number
+    a,released,0,1\na,released,1,87 | | right is up to 87. Percent? Divide by 100
     a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
-    a,released,0,1 | --clean gone | a.csv: --clean: the models are a
-    a,released,0,1 | | to each half of a task. There are {'a': {'released': 1, 'held_out': 1}}
-    a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | {'a': {'released': 1, 'held_"""))
+    a,released,0,1 | --clean gone | --clean: the models are a
+    a,released,0,1 | | no model has 20 answers to each half of a task
+    a,released,x,1\na,held_out,x,1 | --halves a.csv | not unique"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
     assert words in say(f"--answers a.csv --out b.csv {flags}") and not recwarn
@@ -743,41 +718,37 @@ def test_a_wide_table(say):
 # Answers of models that were trained on the halves
 
 
-def make_crossed(seed):
+def make_crossed(seed=8):
     """Of 60 released and 45 held-out items, by models trained on one half, or on neither."""
     arms = {"mine": "released", "other1": "held_out", "before": ""}
     rows = make_answers(seed)
     return rows.assign(trained_on=rows.model.map(arms), model="m", draw=1)
 
 
-def crossed_rows():
-    return make_crossed(8)
-
-
 @pytest.mark.parametrize("chosen, change, words", cases("""
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
-    half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
-    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
+    half == 'released' | draw = 1 | 'm', 'benchmark', '0', '1', '0'): halves are ['released'], but
+    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
     item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to
     item >= 0 | trained_on = trained_on.replace('held_out', 'other') | on ['other', 'released']
-    item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
+    item >= 0 | draw = draw.where(item != 9) | '0', '', '0'): halves are ['released'], but models
     item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
     item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
-    crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
+    make_crossed().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
 
 
 def test_an_original_without_experiment_serves_all_and_controls_are_marked():
-    rows = crossed_rows()
+    rows = make_crossed()
     base = rows[rows.trained_on == ""]
     parts = [make_crossed(8 + mark).query("trained_on != ''").assign(
         experiment="answers" * mark, control="1" * mark) for mark in (0, 1)]
-    table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
-    one = contam.cross_answers(rows)
+    table, one = [contam.cross_answers(contam.parse_answers(part)[0]) for part in (
+        pd.concat([*parts, base.assign(experiment="", control="")]), rows)]
     assert table.acc_base.tolist() == [one.acc_base[0]] * 2
     assert dict(zip(table.experiment, table.control)) == {"crossed": "", "answers": "1"}
 
@@ -801,10 +772,10 @@ def test_fit_model_says_that_seen_scores_are_lower(said):
 def test_draws_with_the_same_halves_are_refused(say):
     """Also if the halves exchanged their names and items are missing. Seeds may have them."""
     again = make_crossed(9).query("item > 3")
-    pd.concat([crossed_rows(), again.assign(seed=2)]).fillna({"seed": 1}).to_csv("a.csv")
+    pd.concat([make_crossed(), again.assign(seed=2)]).fillna({"seed": 1}).to_csv("a.csv")
     assert "next: " in say("--answers a.csv")
     again = again.assign(draw=2).replace({"released": "held_out", "held_out": "released"})
-    pd.concat([crossed_rows(), again]).to_csv("a.csv")
+    pd.concat([make_crossed(), again]).to_csv("a.csv")
     assert "draws 1, 2 have the same halves: split anew" in say("--answers a.csv")
 
 
@@ -814,7 +785,7 @@ def test_draws_with_the_same_halves_are_refused(say):
     none   | 2 | next: """))
 def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
     """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded."""
-    rows, second = crossed_rows(), make_crossed(9).query("trained_on != ''").assign(draw=draw)
+    rows, second = make_crossed(), make_crossed(9).query("trained_on != ''").assign(draw=draw)
     second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
     name = {"mine": "released", "before": "", "none": "?"}[copied]
     answers = rows[rows.trained_on == name].set_index("item").right
@@ -848,8 +819,9 @@ def test_crossed_answers_by_loops(metric, original):
         changes.append(np.where(halves == first, y, x) - base)
         for half in (last, first):  # the first is `extra`
             wanted += [scores[halves == half].mean() for scores in (x, y, base, (x - y) ** 2)]
-    table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
-    found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
+    rows, metric, _ = contam.parse_answers(pd.concat(parts, ignore_index=True), metric, False)
+    table = contam.cross_answers(rows, metric)
+    found = table.filter(regex=f"{metric}_|discordant")
     assert found.to_numpy().ravel() == approx(wanted)
     assert table.item_variance_boost.to_numpy() == approx(np.mean(changes, 0).var(ddof=1) / 40)
     assert table.seed.astype(int).tolist() == [0, 0, 1]
@@ -861,7 +833,7 @@ def test_crossed_answers_by_loops(metric, original):
     8 | held_out | 0 answers to seen items are missing and 8 to unseen"""))
 def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
     """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
-    first, second = crossed_rows(), make_crossed(9).assign(draw=2)
+    first, second = make_crossed(), make_crossed(9).assign(draw=2)
     second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
     for rows, some in ((first, 4), (second, int(lost) - 4)):
         gone = rows.eval("trained_on == 'released' and half == @half")
@@ -871,7 +843,7 @@ def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
 
 
 def test_a_file_of_another_program_is_not_replaced(say):
-    crossed_rows().to_csv("a.csv")
+    make_crossed().to_csv("a.csv")
     for name in ("a.csv", "crossed.csv"):
         Path("crossed.csv").write_text("run,score\na,0.7\n")
         out = "" if name == "crossed.csv" else "--out a.csv"
