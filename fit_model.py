@@ -38,9 +38,6 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-if "__file__" in globals():  # a notebook's may not be installed here
-    os.environ.pop("MPLBACKEND", None)
-
 try:
     import numpy as np
     import pandas as pd
@@ -54,23 +51,74 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 FEWEST = 8  # draws of a task; the spread of fewer varies too much
-FEWEST_SPLITS = 5  # draws of one's own training (docs/own_training.md)
-MOST_DRAWS = 100  # beyond which another recipe costs less than to show a boost
 ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
-COLORS = dict.fromkeys(YES, "#cc3311") | {"no": "#007755", "open": "#666666", "none": "#666666"}
+COLORS = dict.fromkeys(YES, "#cc3311") | {"no": "#007755"}  # others are gray
+NUMBERS = {"na_rep": "", "float_format": "%#.3g"}  # of a printed table
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
-LAST = 99  # order of a mean that is no YES
 PAPER_MODEL_NEEDS = "pymc==5.28.5,nutpie==0.16.8,arviz==0.23.4,pytensor==2.38.3"
 MAX_R_HAT, MIN_ESS = 1.01, 400  # Vehtari et al. (2021)
 ATTEMPTS = ((0.9, 1, 1), (0.99, 4, 2))  # acceptance, times tuning, times draws
 EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, treatment on `test`
 MEANS = ["chance", "base", "unseen", "seen"]
+NOT_WRITTEN = ["shares", "words"]  # columns of `analyze`
+KINDS = {  # of texts that pretraining read
+    "control": "control: test texts and others, with their labels",
+    "held-out": "released and held-out items",
+    "labeled-read": "test texts and the m labeled texts, all without labels",
+    "plain": "test texts without labels"}
+CAUSES = {  # by kind: why seen texts may score lower
+    "held-out": "Were the halves swapped, or not drawn at random? Is lower better "
+                "(--lower-is-better)?",
+    "labeled-read": "",
+    "plain": "A possible cause: to the model, the labeled texts look different from test texts "
+             "that it has read (check: --pretrain-on-labeled). In your own training: were the "
+             "halves swapped, or not drawn at random? Is lower better (--lower-is-better)?"}
+CONTROLS = {  # by whether it is passed
+    True: "CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were in "
+          "the texts, and the set-up finds a bias of that size. How large a bias is still possible "
+          "without labels, the interval of that run says.",
+    False: "CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet no bias "
+           "is shown, so a NO of this set-up means little. Try a larger model or more texts."}
+KEY_OF_RUNS = """\
+draw: random choice of texts; each is one run of base, unseen and seen (a mean: the fewest draws \
+of its tasks)
+m: labeled texts of a draw, from which the model learns the classes
+n: unlabeled texts in each of its two sets, which take turns as test texts
+base: {metric.words} of the model as it comes, without further pretraining
+unseen: the same after pretraining on other texts of this kind
+seen: the same after pretraining on these very texts
+boost: unseen - base: what pretraining on other texts of this kind adds
+bias: seen - unseen: what having read these very texts adds (can be below 0: to the model, texts \
+that it has read also look different from labeled ones that it has not)
+chance: score of blind guesses, 100 / classes, since the labeled texts have equally many of each \
+class
+"""
+KEY_OF_HALVES = """\
+n: released items, and as many held-out ones (if not, about their mean)
+seen: {metric.words}, the mean of the released items
+unseen: that of held-out items which are as hard, judging by the clean models
+bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
+"""
+KEY_OF_ANSWERS = """\
+[ , ]: 89% interval: it should hold the true value 89 times in 100. If a run has several tasks, \
+the intervals of their biases are wider, so that all hold together 89 times in 100: at most 5.5% \
+of runs without inflation have a task with a YES (of several runs, more). That of a mean is for \
+the mean of these very tasks; where they differ by more than chance (F test), judge each. There are three digits where two would round an end to 0 or to the \
+margin
+YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
+perhaps by over if {metric.limit} lies in it, else by under
+NO: no YES, and the interval ends {end}: so much is ruled out, less is possible (lower: the whole \
+interval lies on the other side of 0)
+OPEN: neither: the interval holds 0 and {metric.limit}, so too few draws to tell
+weak test: NO or OPEN, but the boost is not shown to be {side}, or unseen is less than {room} \
+points above chance
+"""
 INTERVALS = """\
-An 89% interval is the wider of two: Student's t, from how much draws differ (for tasks like \
-these: how much tasks differ), and Normal, from the draw of texts or rounding. The bias of one of \
+An 89% interval is the wider of two: Student's t, from how much draws differ, and Normal, from the \
+draw of texts or rounding. The bias of one of \
 J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
 in at most 5.5% of tables. Read a verdict at the number of draws that was fixed before. The margin \
 (--margin) is the bias that would matter. What each verdict means, and what to do next: \
@@ -91,10 +139,10 @@ td, th { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap;
 tr { border-bottom: 1px solid #ddd }
 td:first-child, th:first-child, .key td { text-align: left }
 .key td { white-space: normal }
-.note { margin-left: 1.2rem; text-indent: -.8rem; overflow-wrap: anywhere }
-.note::before { content: "\\2013\\a0" }
-.small, details div { font-size: .8rem; color: #666; white-space: pre-line }
-.small, details div { overflow-wrap: anywhere }
+li, details div { overflow-wrap: anywhere }
+li { margin: .3rem 0 .3rem 1.2rem }
+details { margin-top: 1rem }
+details div { font-size: .8rem; color: #666; white-space: pre-line }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
 
@@ -106,30 +154,23 @@ class Metric(NamedTuple):
     sign: int  # -1 if lower is better, else 1
     margin: float  # the bias that would matter, or None: no verdict
     limit: str  # the same in words
-    digits: int  # of effects; scores have one less
+    digits: int  # of effects
 
 
-def metric_of(name, margin, lower_is_better):
+def metric_of(name, margin, lower_is_better, rows=None):
+    """The metric and its margin: if not given, 1 point, or 5 if the rows are answers (m = 0), which
+    vary more. Refuses a margin that says nothing."""
     words, unit, digits, sign = name, name, 4, 1
     if name in POINTS:
         words, unit, digits = f"{name} in %".replace("acc", "accuracy"), "points", 2
         if margin is None:
-            margin = 1.0
+            margin = 1.0 if rows.m.any() else 5.0
+    elif (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
+        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
     limit = f"{margin:g} {unit}" if margin else "the margin"
     if is_error(name) if lower_is_better is None else lower_is_better:
         words, sign = f"{words} (lower: better)", -1
-    limit = re.sub("^1 points", "1 point", limit)
-    return Metric(name, words, unit, sign, margin, limit, digits)
-
-
-def margin_of(margin, name, rows):
-    """The margin, if given, or 5 points for answers (m = 0), which vary more. Refuses one that says
-    nothing."""
-    if margin is None and name in POINTS and not rows.m.any():
-        return 5.0
-    if name not in POINTS and (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
-        raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
-    return margin
+    return Metric(name, words, unit, sign, margin, re.sub("^1 points", "1 point", limit), digits)
 
 
 def effects_table(rows, margin=None, metric="acc", lower_is_better=None):
@@ -137,9 +178,8 @@ def effects_table(rows, margin=None, metric="acc", lower_is_better=None):
     margin: in points (1 if not given) for acc and f1; for other metrics in their unit, and no
     verdict if not given."""
     rows = clean_rows(rows, metric)
-    margin = margin_of(margin, metric, rows)
-    lines = analyze(rows, metric_of(metric, margin, lower_is_better))
-    return lines[lines.is_mean].drop(columns="shares").reset_index(drop=True)
+    lines = analyze(rows, metric_of(metric, margin, lower_is_better, rows))
+    return lines[lines.is_mean].drop(columns=NOT_WRITTEN).reset_index(drop=True)
 
 
 def analyze(rows, metric):
@@ -149,36 +189,24 @@ def analyze(rows, metric):
     units, tables = unit_table(rows, metric), []
     for _, its_units in units.groupby(["experiment", -units.models, "model"]):
         parts = [cell_units for _, cell_units in its_units.groupby(CELL)]
-        fewest = min(cell_units.task.nunique() for cell_units in parts)
-        if len(parts) > 1 and fewest == its_units.task.nunique():
+        tasks = its_units.groupby(CELL)["task"].nunique()
+        if len(tasks) > 1 and tasks.min() == its_units.task.nunique():
             parts.insert(0, its_units)  # else a task would weigh less in their mean, silently
         for effect in EFFECTS:
             tables += [effect_rows(part, effect, metric) for part in parts]
-    return withhold(with_verdicts(pd.concat(tables), metric), rows)
-
-
-def withhold(table, rows):
-    """With the column reason, and without a verdict where there is one. A mean has that of its
-    first task with one; tasks with one score everywhere are none."""
-    keys = ["experiment", "model"]
-    parts = rows.groupby([*keys, "task"])[REASONS].first()
-    means = rows[rows.bias_se.round(9).ne(0)].groupby(keys)[REASONS].first()
-    for name in REASONS:
-        found = table.join(parts[name], on=[*keys, "task"])[name]
-        table[name] = found.mask(table.is_mean, table.join(means[name], on=keys)[name])
-    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
-    table["verdict"] = table.verdict.where(table.reason.isna(), "none")
-    return table
+    return with_verdicts(pd.concat(tables), metric)
 
 
 def with_verdicts(table, metric):
-    """With the ends of intervals, and verdicts on biases."""
+    """With the ends of intervals, and verdicts on biases, unless there is a reason for none."""
     for name in ("", "like_", "shown_"):
         table[f"{name}low"] = table.estimate - table[f"{name}half"]
         table[f"{name}high"] = table.estimate + table[f"{name}half"]
     ends = zip(table.shown_low, table.shown_high)
     table["verdict"] = [verdict_on(*pair, metric.margin, metric.sign) for pair in ends]
-    table["verdict"] = table.verdict.where(table.effect == "bias", "none")
+    table["reason"] = table.reason.fillna(table.reason_unless_yes.where(table.verdict != "yes"))
+    table["verdict"] = table.verdict.where(table.reason.isna() & (table.effect == "bias"), "none")
+    table["words"] = [in_words(*pair, metric) for pair in zip(table.estimate, table.shown_half)]
     return table
 
 
@@ -192,25 +220,23 @@ def unit_table(rows, metric):
     numbers = [*MEANS, *EFFECTS, "texts", *variances, "bias_se", "bias_df"]
     names = [*CELL, "model", "models", "task", "subsample"]
     # the labeled texts have equally many of each class, so blind guesses score 1 / classes
-    chance = 1 / rows.num_classes if metric.name == "acc" else math.nan
+    chance = 100 / rows.num_classes if metric.name == "acc" else math.nan
     rows = add_effects(rows, metric.name).assign(models=1, chance=chance)
     # seeds share texts: the variance of their mean is at most the mean of their variances
-    units = rows.groupby(names)[numbers].mean(skipna=False).reset_index()
+    groups = rows.groupby(names)
+    units = groups[numbers].mean(skipna=False).join(groups[REASONS].first()).reset_index()
     tables = [units]
     for _, table in units.groupby("experiment"):
         models = table.model.nunique()
         answered = table.groupby([*CELL, "task", "subsample"])["model"].nunique()
         # several models, and each has all
         if answered.min() == models > 1 and table.m.min() > 0:
-            groups = table.assign(model="all", models=models).groupby(names)
-            mean = groups[numbers].mean(skipna=False)
+            mean = table.assign(model="all", models=models)
+            mean = mean.groupby(names)[numbers].mean(skipna=False)
             # assumes that models change different answers; else the spread widens the interval
             mean[variances] /= models
             tables.append(mean.reset_index())
     units = pd.concat(tables, ignore_index=True)
-    if metric.name in POINTS:
-        units[MEANS] *= 100
-        units["item_variance_boost"] *= 100**2
     return units.round(9)  # equal effects stay equal
 
 
@@ -225,12 +251,13 @@ def effect_rows(units, effect, metric):
     shares = task_shares(units, effect)
     means["shares"] = [*[share for _, share in shares.groupby("task")], shares]
     means["subsamples"] = [share.subsamples.min() for share in means.shares]
-    # half of a task, which tells a weak test, is for these items; the rest is for such items
+    means[REASONS] = units.groupby("task")[REASONS].first()
+    # a task with one score everywhere does not silence the mean
+    means.loc[name, REASONS] = units[REASONS].where(units.bias_se != 0).bfill().iloc[0]
     means[["se", "df", "half"]] = [*map(interval, means.shares)]
     tail = TAIL / J if effect == "bias" else TAIL
-    means["shown_half"] = [interval(share, tail, "such_variance")[2] for share in means.shares]
-    se, df, half = interval(shares, TAIL, "such_variance")
-    means.loc[name, "se":] = se, df, half, half
+    means["shown_half"] = [interval(share, tail)[2] for share in means.shares]
+    se, df, means.loc[name, "shown_half"] = means.loc[name, ["se", "df", "half"]]
     like_half = p_alike = math.nan
     if J > 1:
         # J times the sum of squared shares of the variances v is 1 + (sd of v / mean of v)²
@@ -242,8 +269,6 @@ def effect_rows(units, effect, metric):
     facts["setting"] = title_of(facts.m, facts.n)
     if settings > 1:
         facts[["m", "n", "setting"]] = "", "", f"mean over {settings} settings of m, n"
-    else:
-        means["sd"] = units.groupby("task")[effect].std()
     if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
         changes = units.bias / 100 * units.texts  # of right answers
         means["p"] = p = changes.groupby(units.task).agg(sign_flip_p)
@@ -256,46 +281,43 @@ def effect_rows(units, effect, metric):
 def task_shares(units, effect):
     """What `interval` takes, for each task (its rows) and for their mean (all rows): a row per task
     and m with subsamples, spread_variance, by how much subsamples differ (nan if there is one, or
-    if they are equal and nothing is known of their texts), text_variance, by the draw of the texts,
-    and such_variance, for items like these: all draws of crossed answers share their items, so that
-    their draw varies the boost more. Models share the texts of a subsample, which also overlap
-    across n, so the deviations that it contributes are added, then squared; the variances by its
-    texts are only added."""
+    if they are equal and nothing is known of their texts), and text_variance, by the draw of the
+    texts. Models share the texts of a subsample, which also overlap across n, so the deviations
+    that it contributes are added, then squared; the variances by its texts are only added."""
     groups = units.groupby(RUN[:5])
     K = groups[effect].transform("size")
     weight = units.task.nunique() / (groups.ngroups * K)  # of a subsample in the mean of its task
     # K / (K - 1) makes the sum of squares an unbiased estimate of the variance
     deviation = (units[effect] - groups[effect].transform("mean")) * np.sqrt(K / (K - 1))
-    text_variance, item_variance = units[f"text_variance_{effect}"], units.item_variance_boost
+    text_variance = units[f"text_variance_{effect}"]
     if effect == "bias":
-        text_variance, item_variance = text_variance + units.one_answer_variance / K, math.nan
-    draws = units.assign(subsamples=K, deviation=weight * deviation, item_variance=item_variance,
+        text_variance = text_variance + units.one_answer_variance / K
+    else:  # all draws of crossed answers share their items, so more draws do not narrow this
+        text_variance = np.fmax(text_variance, units.item_variance_boost * K)
+    draws = units.assign(subsamples=K, deviation=weight * deviation,
                          text_variance=weight**2 * text_variance)
     sums = draws.groupby(["task", "m", "subsample"])[["deviation", "text_variance"]]
     sums = sums.sum(min_count=1)
     sums = sums.assign(deviation=sums.deviation**2).groupby(["task", "m"]).sum(min_count=1)
     sums *= units.m.nunique() ** 2  # undoes that `interval` takes a mean of rows
-    shares = sums.join(draws.groupby(["task", "m"])[
-        ["subsamples", "item_variance", "bias_se", "bias_df"]].min())
+    shares = sums.join(draws.groupby(["task", "m"])[["subsamples", "bias_se", "bias_df"]].min())
     known = (shares.subsamples > 1) & (sums.max(axis=1) > 0)
     # contamination_test.py knows the error of a bias between released and held-out items
-    shares["df"] = shares.bias_df.fillna(shares.subsamples - 1)
-    shares["text_variance"] = shares.text_variance.where(shares.bias_se.isna(), 0)
-    spread_variance = (shares.bias_se**2).fillna(sums.deviation.where(known))
-    return shares.assign(spread_variance=spread_variance,
-                         such_variance=shares[["text_variance", "item_variance"]].max(axis=1))
+    return shares.assign(
+        df=shares.bias_df.fillna(shares.subsamples - 1),
+        spread_variance=(shares.bias_se**2).fillna(sums.deviation.where(known)),
+        text_variance=shares.text_variance.where(shares.bias_se.isna(), 0))
 
 
 def draws_needed(share, tail, goal):
-    """How many draws narrow the interval of a task to ± goal."""
+    """How many draws narrow the interval of a task to ± goal: FEWEST at least."""
     K = share.subsamples.min()
 
     def is_narrow(draws):
-        times = draws / K
-        more = (share / times).assign(df=draws - 1)
+        more = (share * K / draws).assign(df=draws - 1)
         return interval(more, tail)[2] <= goal
 
-    return K + bisect.bisect_left(range(K, 500 * K), True, key=is_narrow)
+    return bisect.bisect_left(range(500 * K), True, max(K, FEWEST), key=is_narrow)
 
 
 def sign_flip_p(changes):
@@ -314,15 +336,17 @@ def sign_flip_p(changes):
 TAIL = 0.055  # of an 89% interval, on each side (the paper's)
 LEVEL = 0.05  # p below it: what is compared differs
 VERDICTS = {"yes": "YES, by over {}", "yes-open": "YES, perhaps by over {}",
-            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO", "none": "NO VERDICT"}
+            "yes-under": "YES, by under {}", "open": "OPEN", "no": "NO, not over {}",
+            "none": "NO VERDICT"}
 SHARE = 0.89  # coverage of every interval (the paper's)
 POINTS = ("acc", "f1")  # metrics whose differences are in percentage points
 
 
 def add_effects(rows, metric="acc"):
     """Add columns to a table of rows, a subsample each:
-    base, unseen, seen    scores; means over both sets where `arms` is "crossed"
-    boost, bias           unseen - base and seen - unseen, in points if the metric is in POINTS
+    base, unseen, seen    scores, in percent if the metric is in POINTS; means over both sets where
+                          `arms` is "crossed"
+    boost, bias           unseen - base and seen - unseen
     text_variance_boost   variance of the boost by rounding to 1 / n
     text_variance_bias    of the bias, by the draw of the 2n texts if arms are crossed and the
                           metric is accuracy, or m is 0: answers of contamination_test.py (nan
@@ -334,11 +358,12 @@ def add_effects(rows, metric="acc"):
     scale = 100 if metric in POINTS else 1
     added = {}
     for name, arms in CROSSED.items():  # *_on_extra is nan where arms are plain
-        added[name] = rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
-    added["boost"] = scale * (added["unseen"] - added["base"])
-    added["bias"] = scale * (added["seen"] - added["unseen"])
+        added[name] = scale * rows[[f"{metric}_{arm}" for arm in arms]].mean(axis=1)
+    added["boost"] = added["unseen"] - added["base"]
+    added["bias"] = added["seen"] - added["unseen"]
     added["text_variance_boost"] = added["text_variance_bias"] = (scale / n) ** 2 / 12
-    added["one_answer_variance"] = 0.0
+    added["item_variance_boost"] = scale**2 * rows["item_variance_boost"]
+    added["one_answer_variance"] = crossed * (metric == "acc") * 100**2 / (2 * n**2)
     added["texts"] = n * (1 + crossed)
     if metric == "acc" or rows["m"].max() == 0:  # crossed answers may have any score
         variances = 0  # the sum over both sets of the variance of one text's change
@@ -347,19 +372,17 @@ def add_effects(rows, metric="acc"):
             variances += rows[f"discordant{ending}"] - change**2
         added["text_variance_bias"] = (scale**2 / (4 * n) * variances).where(
             crossed, added["text_variance_boost"])
-    if metric == "acc":
-        added["one_answer_variance"] = crossed * 100**2 / (2 * n**2)
     return rows.assign(**added)
 
 
-def interval(shares, tail=TAIL, of_texts="text_variance"):
+def interval(shares, tail=TAIL):
     """(standard error, degrees of freedom, half-width) of the mean over the rows of task_shares:
     the wider of two 89% intervals, Student's t by spread_variance (with Satterthwaite's degrees of
-    freedom) and Normal by the column of_texts. nan if a spread_variance is. tail: what is
-    outside, on each side."""
+    freedom) and Normal by text_variance. nan if a spread_variance is. tail: what is outside, on
+    each side."""
     spread = shares["spread_variance"].to_numpy().clip(1e-20)  # if all were 0, df would be 0 / 0
     df = [spread.sum() ** 2 / (spread**2 / shares["df"].clip(1)).sum(), math.inf]
-    se = np.sqrt([spread.sum(), shares[of_texts].sum()]) / len(shares)
+    se = np.sqrt([spread.sum(), shares["text_variance"].sum()]) / len(shares)
     half = stats.t.isf(tail, df) * se
     wider = half.argmax()  # argmax also picks a nan
     return se[wider], df[wider], half[wider]
@@ -391,7 +414,7 @@ def p_of_alike(F, J, concentration, df):
 
 def wrap(text, start=""):
     return textwrap.fill(text, 100, initial_indent=start, break_on_hyphens=False,
-                         subsequent_indent=" " * max(2, len(start)))
+                         subsequent_indent=" " * (len(start) or 2))
 
 
 # What is printed, and the page
@@ -399,8 +422,7 @@ def wrap(text, start=""):
 
 class Report(NamedTuple):
     """What is said of one run: an experiment with one model, or the mean of its models."""
-    name: str
-    title: str  # with the kind of texts that pretraining read
+    name: str  # with the kind of texts that pretraining read
     answers: list  # sentences, what matters most first
     table: pd.DataFrame  # of told
     notes: list
@@ -412,39 +434,34 @@ def publish(rows, metric, folder, source):
     effects = analyze(rows, metric)
     reports, common = reports_of(with_boost(effects, rows, metric), metric)
     key = key_words(metric, rows.bias_df.notna().all())
-    screen(reports, common, key, metric)
+    screen(reports, common, key)
 
     folder.mkdir(parents=True, exist_ok=True)
-    effects = effects.drop(columns="shares")
+    effects = effects.drop(columns=NOT_WRITTEN)
     effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
-    draw_effects(reports, metric).savefig(folder / "effects.png", dpi=130)
+    draw_effects(reports, metric).savefig(folder / "effects.png")
     picture = base64.b64encode((folder / "effects.png").read_bytes()).decode()
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
     ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, key, picture, ran, metric), encoding="utf-8")
+    path.write_text(page(reports, source, key, picture, ran), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
 
 def with_boost(effects, rows, metric):
     """The rows of the bias, with the boost (gain: above 0 if it helps) and the kind of texts that
-    pretraining read. The run scripts end the names of experiments with labels so; of answers
-    (m = 0), a column says it."""
+    pretraining read (KINDS). The run scripts end the names of experiments with labels so; of
+    answers (m = 0), a column says it."""
     # analyze gives both in one order
-    bias, boost = [effects[effects.effect == effect].reset_index(drop=True) for effect in EFFECTS]
+    bias, boost = [its.reset_index(drop=True) for _, its in effects.groupby("effect")]
     with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
-    with_training = rows.experiment[rows.versions.astype(str).str.contains("labeled_read")]
-    is_held_out = bias.experiment.isin(rows.experiment[rows.bias_df.notna()])
-    is_control = bias.experiment.isin(rows.experiment[with_labels])
+    with_training = rows.versions.astype(str).str.contains("labeled_read")
+    kinds = np.select([with_labels, rows.bias_df.notna(), with_training], [*KINDS][:3], "plain")
     return bias.assign(
-        gain=metric.sign * boost.estimate, gain_half=boost.half, boost_shares=boost.shares,
-        boost=[in_words(*pair, metric) for pair in zip(boost.estimate, boost.shown_half)],
-        kind=np.select([is_control, is_held_out, bias.experiment.isin(with_training)], [
-            "control: test texts with their labels", "released and held-out items",
-            "test texts and training texts, both without labels"], "test texts without labels"),
-        is_control=is_control, is_held_out=is_held_out,
+        gain=metric.sign * boost.estimate, gain_half=boost.half, boost=boost.words,
+        kind=bias.experiment.map(dict(zip(rows.experiment, kinds))),
         is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
 
@@ -460,42 +477,29 @@ def reports_of(lines, metric):
         facts = mean[differ.index]
         if mean.models > 1:
             facts["model"] = f"mean of {mean.models} models"
-            table = pd.concat([models_of(lines, mean, metric), table[-1:].assign(task=facts.model)])
+            table = table[-1:].assign(task=facts.model)
         elif mean.tasks == 1:
             table = table[:1]
-        table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
-        table = table.apply(told, axis=1, metric=metric)
-        answers = answers_of(table, metric)
+        table = told(table, metric)
         name = ", ".join([mean.experiment, *facts[differ]])
-        title = f"{name} ({mean.kind})"
-        if mean.is_control:
-            name += " (control)"
-            table["color"] = COLORS["none"]  # no alarm
-            if mean.verdict != "none":
-                answers = control_answers(table)
-        reports.append(Report(name, title, answers, table, [*notes(table, metric)]))
+        answers = answers_of(table)
+        if mean.kind == "control" and mean.verdict != "none":
+            answers = control_answers(table)
+        reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
+                              [*notes(table, metric)]))
     control = "A control counts for its own model, task and recipe."
-    if not lines.is_control.any():
-        control = "No control in this file."
-        if lines.is_ours.all():
-            control = "No control in this file: --with-answers adds it."
-    return reports, f"{', '.join(facts[~differ])}. {control}"
-
-
-def models_of(lines, mean, metric):
-    """The biases of the models of a mean, with intervals that hold together."""
-    models = lines.query("is_mean and models == 1 and experiment == @mean.experiment "
-                         "and setting == @mean.setting")
-    tail = TAIL / len(models)
-    half = [interval(share, tail, "such_variance")[2] for share in models.shares]
-    return with_verdicts(models.assign(task=models.model, is_mean=False, shown_half=half), metric)
+    if "control" not in [*lines.kind]:
+        control = ("No control in this file, so whether this set-up finds inflation is not known "
+                   "(run scripts: --with-answers; your own training: docs/own_training.md).")
+    return reports, (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
+                     f"(--margin). All: {', '.join(facts[~differ])}. {control}")
 
 
 def in_words(estimate, half, metric):
     """Estimate and interval, with one more digit if an end would round to 0 or to the margin.
     Nothing of what is unknown."""
     if math.isnan(estimate):
-        return ""
+        return None
     low, high, digits = estimate - half, estimate + half, metric.digits
     if any(round(abs(end), digits) in (0, metric.margin) for end in (low, high)):
         digits += 1
@@ -505,74 +509,55 @@ def in_words(estimate, half, metric):
     return words
 
 
-def told(line, metric):
-    """A row of with_boost in the words that are shown. weak: a NO or OPEN that says little; why:
-    the reason. order: what matters first, and last a mean that is no YES."""
-    line["part"], line["draws"] = line.task, line.subsamples
-    line["bias"] = in_words(line.estimate, line.shown_half, metric)
-    line["color"], line["lower"], line["why"] = COLORS[line.verdict], "", ""
-    edge, lower = metric.sign * line.estimate + line.shown_half, "lower"
-    if metric.sign < 0:
-        lower = "higher"
-    if edge < 0:
-        line["lower"] = f" ({lower})"
-    if line.m == 0 and edge < -(metric.margin or math.inf):  # with one's own halves
-        line["lower"] = f", BUT SEEN SCORES {lower.upper()}"
-    if line.gain <= line.gain_half:
-        line["why"] = "The boost is not shown to be above 0"
-    if line.unseen < line.chance + ROOM:
-        line["why"] = f"The unseen score is less than {ROOM} points above chance"
-    if line.gain < -line.gain_half:
-        line["why"] = "Pretraining lowers the score"
-    line["weak"] = line.verdict in ("no", "open") and line.why != ""
-    line["inflated?"] = VERDICTS[line.verdict].format(metric.limit) + line.lower
-    line["order"] = [*VERDICTS].index(line.verdict)
-    if line.weak:
-        line["inflated?"] += " (weak test)"
-        line["order"] += len(VERDICTS)
-    if line.is_mean and line.verdict not in YES:
-        line["order"] = LAST
-    return line
+def told(table, metric):
+    """The table in the words that are shown. unhelpful (the boost is not shown to be above 0) or
+    near_chance makes a NO or OPEN a weak test. order: what matters first."""
+    table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
+    table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
+    edge = metric.sign * table.estimate + table.shown_half
+    lower = "lower" if metric.sign > 0 else "higher"
+    table["lower"] = np.where(edge < 0, f" ({lower})", "")
+    table["unhelpful"] = table.gain <= table.gain_half
+    table["near_chance"] = table.unseen < table.chance + ROOM
+    table["weak"] = table.verdict.isin(["no", "open"]) & (table.unhelpful | table.near_chance)
+    table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
+    table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
+    table["answer"] += np.where(table.weak, " (weak test)", "")
+    table["inflated?"] = table.answer.str.replace(f", not over {metric.limit}", "") + table.lower
+    hides = table.is_mean & (table.p_alike < LEVEL)
+    differ = f", but the tasks differ (p = {table.p_alike.iloc[0]:.1g})"
+    table["inflated?"] += np.where(hides, differ, "")
+    is_gray = table.weak | (table.kind == "control") | (table.lower != "") | hides
+    table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
+    needed = "two draws that differ and a --margin are needed"
+    return table.assign(reason=table.reason.astype(object).fillna(needed))
 
 
-def answers_of(table, metric):
-    """Sentences, what matters most first: each YES with its number, then OPEN and NO, weak tests,
-    and the mean, which joins the others if it is a YES."""
-    reason = "two draws that differ are needed" if metric.margin else "give a --margin"
-    full = VERDICTS | {"no": "NO, not over {}"}
+def answers_of(table):
+    """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
+    The mean is the first, but never in front of a YES nor where the tasks differ."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    table = table.assign(reason=table.reason.astype(object).fillna(reason))
-    for _, its in table[table.order < LAST].groupby(["order", "reason"]):
+    for _, its in parts.groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
-        answer = full[first.verdict].format(metric.limit)
-        if first.verdict == "none":
-            answer += f" ({first.reason})"
-        if first.weak:
-            answer += " (weak test)"
+        reason = f" ({first.reason})" if first.verdict == "none" else ""
         if len(its) > NAMED and first.verdict not in YES:
             names = [f"{len(its)} tasks, largest estimate {names[0]}"]
-        answers.append(f"{answer}: {', '.join(names)}.")
-    if mean.order == LAST:
+        answers.append(f"{first.answer}{reason}: {', '.join(names)}.")
+    if mean.is_mean:
+        inflated = parts.verdict.isin(YES)
         words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
-        if parts.weak.any():
-            words += f" ({parts.weak.sum()} of {len(parts)} are weak tests)"
-        if parts.verdict.isin(YES).any() or mean.p_alike < LEVEL:
-            words += ": judge each, not the mean"
-        answers.append(f"{words}.")
+        if len(parts):
+            words += f"; {inflated.sum()} of {len(parts)} tasks YES"
+        is_last = inflated.any() or mean.p_alike < LEVEL
+        answers.insert(len(answers) * is_last, f"{words}.")
     return answers
 
 
 def control_answers(table):
     """Of a control: its mean (of one task: it) answers."""
     mean = table.iloc[-1]
+    answers = [CONTROLS[mean.verdict in YES].format(mean=mean)]
     silent = table.part[~table.verdict.isin(YES)]
-    if mean.verdict not in YES:
-        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet "
-                "no bias is shown, so a NO of this set-up means little.",
-                "Try a larger model or more texts."]
-    answers = [f"CONTROL PASSED: {mean.part} {mean.bias}, as it should, since the labels were in "
-               "the texts.", "The set-up finds a bias of that size. How large a bias is still "
-               "possible without labels, the interval of that run says."]
     if len(silent):
         answers.append(f"No bias is shown in {some_of([*silent])}.")
     return answers
@@ -586,64 +571,50 @@ def some_of(names):
 def notes(table, metric):
     """Yield sentences: what weakens the answers, what they mean, what to do next."""
     mean, parts = table.iloc[-1], table[~table.is_mean]
-    if not mean.boost and not mean.is_held_out:
-        yield f"The boost is unknown: {metric.name}_base, the score before training, is empty."
-    if mean.is_control:
+    if mean.kind == "control" or mean.models > 1:
         return
-    for why, its in parts[parts.weak].groupby("why"):
-        yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
-               "there. A recipe that helps more may inflate more.")
+    for why, chosen in (
+            ("The boost is not shown to be above 0 (below 0, pretraining hurts)", parts.unhelpful),
+            (f"Unseen is less than {ROOM} points above chance", parts.near_chance)):
+        its = parts.part[parts.weak & chosen]
+        if len(its):
+            yield (f"Weak test: {some_of([*its])}. {why}, so inflation may have little room there. "
+                   "A recipe that helps more may inflate more.")
     lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
-               "some. A possible cause, unless this run read the labeled texts, too: to the model "
-               "they look different from test texts that it has read (check: "
-               "--pretrain-on-labeled). If you split the items yourself: were the halves swapped, "
-               "or not drawn at random? Is lower better (--lower-is-better)?")
-    if mean.p_alike < LEVEL and mean.models == 1:
-        yield (f"The tasks differ by more than chance (p = {mean.p_alike:.1g}): judge each, not "
-               "the mean.")
-    if pd.notna(mean.like_half):
-        yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
-               f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
+               f"some. {CAUSES[mean.kind]}")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
-    is_fixed = mean.is_held_out or (mean.m != 0 and not mean.is_ours)  # as published rows are
-    if is_fixed and "open" in [*parts.verdict]:
-        yield "Next: nothing can be added to these rows, so report what is OPEN as not decided."
-    elif mean.models == 1 and not is_fixed:
-        yield from next_draws(parts, metric)
+    # published rows and held-out items are what they are
+    if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
+        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        return
+    steps = [*next_draws(parts, metric)]
+    yield from steps
+    if not steps and not len(inflated):
+        yield ("Next: no more draws are needed. Report the score with the interval of its bias, "
+               "and run the control (--with-answers), if there is none.")
 
 
 def next_draws(parts, metric):
-    """Yield what to do about parts that are open or weak: more draws, or another recipe."""
-    hopeless = []
-    for part in parts.query("weak or verdict == 'open'").itertuples():
-        fewest = FEWEST if part.is_ours else FEWEST_SPLITS
-        total, aim = fewest, "are a first look"
-        if part.draws >= fewest:
-            total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-            aim = f"narrow the interval of its bias to ±{metric.margin / 2:g}"
-            if part.weak:
-                total = max(total, draws_needed(part.boost_shares, TAIL, part.gain))
-                aim += ", and show a boost as large as found"
-        if part.weak and (total > MOST_DRAWS or part.unseen < part.chance + ROOM):
-            hopeless.append(part.part)
-            continue
+    """Yield what to do about parts that are open or weak tests."""
+    for part in parts[parts.answer == VERDICTS["open"]].itertuples():
+        total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
         how = "split and train again (docs/own_training.md)"
         if part.is_ours:
-            how = (f"repeat the command of its run with --tasks {part.part} --subsamples {total} "
+            how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
-        yield (f"Next, for {part.part}: {total} draws in all {aim}: {how}. Fix the number before "
-               "you look, and add draws only once.")
-    if hopeless:
-        flags = ""
-        if parts.is_ours.all():
-            flags = (", such as --pretrain-lr, --pretrain-epochs, a larger --m or --model "
-                     "(docs/own_texts.md)")
-        yield (f"Next, for {some_of(hopeless)}: another recipe{flags}. Choose by the boost, never "
-               "by the bias, on draws that you do not report.")
+        yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
+               f"to about ±{metric.margin / 2:g}, which decides: {how}. Fix the number before you "
+               "look, and add draws only once.")
+    weak = parts.part[parts.weak]
+    if len(weak):
+        yield (f"Next, for {some_of([*weak])}: more draws, if the boost is above 0 and unseen well "
+               "above chance; else another recipe (--pretrain-lr, --pretrain-epochs, a larger --m "
+               "or --model; docs/own_texts.md). Choose by the boost, never by the bias, on draws "
+               "that you do not report.")
 
 
 def key_words(metric, is_held_out):
@@ -651,58 +622,25 @@ def key_words(metric, is_held_out):
     side, end = "above 0", f"below {metric.limit}"
     if metric.sign < 0:
         side, end = "below 0", f"above -{metric.limit}"
-    key = {
-        "draw": "random choice of texts; each is one run of base, unseen and seen",
-        "m": "labeled texts of a draw, from which the model learns the classes",
-        "n": "unlabeled texts in each of its two sets, which take turns as test texts",
-        "base": f"{metric.words} of the model as it comes, without further pretraining",
-        "unseen": "the same after pretraining on other texts of this kind",
-        "seen": "the same after pretraining on these very texts",
-        "boost": "unseen - base: what pretraining on other texts of this kind adds",
-        "bias": "seen - unseen: what having read these very texts adds (can be below 0: to the "
-                "model, texts that it has read also look different from labeled ones that it has "
-                "not)",
-        "chance": "score of blind guesses, 100 / classes, since the labeled texts have equally "
-                  "many of each class",
-        "[ , ]": "89% interval: it should hold the true value 89 times in 100. A part (task or "
-                 "model) has a wider one: of tables without any inflation, at most 5.5% say YES of "
-                 "a part",
-        "YES": f"the interval of the bias lies {side}",
-        "NO": f"else, if it ends {end}",
-        "OPEN": f"else: the interval holds 0 and {metric.limit}, so too few draws to tell",
-        "weak test": f"NO or OPEN, but the boost is not shown to be {side}, or unseen is less than "
-                     f"{ROOM} points above chance"}
-    if is_held_out:
-        common = {term: key[term] for term in ("[ , ]", "YES", "NO", "OPEN")}
-        key = {"n": "released items, and as many held-out ones (if not, about their mean)",
-               "seen": f"{metric.words}, the mean of the released items",
-               "unseen": "that of held-out items which are as hard, judging by the clean models",
-               "bias": "seen - unseen. Of innocent models chance calls about 1 in 18 a YES",
-               **common}
-    return key
+    text = (KEY_OF_HALVES if is_held_out else KEY_OF_RUNS) + KEY_OF_ANSWERS
+    text = text.format(metric=metric, side=side, end=end, room=ROOM)
+    return dict(line.split(": ", 1) for line in text.splitlines())
 
 
-def screen(reports, common, key, metric):
-    print(wrap(f"Does pretraining on the test texts inflate the score? {scale_of(metric)}") + "\n")
+def screen(reports, common, key):
+    print(wrap(f"Does pretraining on the test texts inflate the score? {common}") + "\n")
     for report in reports:
-        print(wrap(f"{report.name}: {' '.join(report.answers)}"))
-    print(wrap(common) + "\n")
+        print(f"{report.name}:")
+        for answer in report.answers:
+            print(wrap(answer, "  "))
+    print()
     for term, meaning in key.items():
         print(wrap(meaning, f"  {term:11}"))
     for report in reports:
-        view = shown(report.table).to_string(index=False, **number_form(metric))
-        print(f"\n{wrap(report.title)}\n\n{view}\n")
+        view = shown(report.table).to_string(index=False, **NUMBERS)
+        print(f"\n{wrap(report.name)}\n\n{view}\n")
         for note in report.notes:
             print(wrap(note, "- "))
-
-
-def scale_of(metric):
-    return (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
-            "(--margin).")
-
-
-def number_form(metric):
-    return {"na_rep": "", "float_format": f"%.{metric.digits - 1}f"}
 
 
 def shown(table):
@@ -710,65 +648,62 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, key, picture, ran, metric):
-    text = HEAD + tag("p", source, "small") + tag("p", scale_of(metric))
+def page(reports, source, key, picture, ran):
+    text = f"{HEAD}<p>{html.escape(source)}</p>\n"
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
-        card = tag("h2", report.title) + "".join(tag("div", answer) for answer in report.answers)
+        card = tag("h2", report.name) + "".join(tag("div", answer) for answer in report.answers)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
+    for report in reports:
+        table = shown(report.table).to_html(border=0, index=False, **NUMBERS)
+        text += tag("h2", report.name) + table
+        text += "".join(tag("li", note) for note in report.notes)
     words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
              for term, meaning in key.items()]
-    text += f'<table class="key">{"".join(words)}</table>'
-    for report in reports:
-        table = shown(report.table).to_html(border=0, index=False, **number_form(metric))
-        text += tag("h2", report.title) + table
-        text += "".join(tag("div", note, "note") for note in report.notes)
-    return (f"{text}<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
+    return (f'{text}<h2>Words</h2><table class="key">{"".join(words)}</table>'
+            f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
             f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
 
 
-def tag(name, text, kind=""):
-    return f'<{name} class="{kind}">{html.escape(text)}</{name}>\n'
+def tag(name, text):
+    return f"<{name}>{html.escape(text)}</{name}>\n"
 
 
 def draw_effects(reports, metric):
-    """Two panels with a row for each part and, in bold, for their mean: the scores; and the biases,
-    in the color of their verdicts (gray in a control), beside 0 and the margin."""
-    tables = []
-    for report in reports:
-        title = pd.DataFrame({"part": [report.name], "is_mean": True, "color": "k"})
-        tables += [title, report.table]
-    rows = pd.concat(tables, ignore_index=True).fillna({"bias": "", "inflated?": ""})
-    figure = Figure((11, 1.2 + 0.28 * len(rows)), layout="constrained")
-    scores, biases = figure.subplots(1, 2, width_ratios=(3, 4))
-    scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
-    scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
-    scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
-    scores.plot(rows.seen, rows.index, "bd", ms=5, label="seen")
+    """Two panels for each run, with a row for each part and for their mean: the scores; and the
+    biases, in the color of their verdicts, beside 0 and the margin."""
+    heights = [len(report.table) + 1 for report in reports]
+    figure = Figure((12, 1.2 + 0.28 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
+                             height_ratios=heights)
+    for (scores, biases), report in zip(panels, reports):
+        rows = report.table.reset_index(drop=True)
+        scores.set_title(report.name, loc="left", parse_math=False)
+        scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
+        scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
+        scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
+        scores.plot(rows.seen, rows.index, "bd", label="seen")
+        biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color)
+        biases.scatter(rows.estimate, rows.index, color=rows.color)
+        biases.axvline(0, color="gray")
+        if metric.margin:
+            biases.axvline(metric.sign * metric.margin, color="k", ls=":")
+        biases.yaxis.tick_right()
+        answers = rows.bias + "  " + rows["inflated?"]
+        for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
+            axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
+            axis.set_ylim(len(rows) - 0.5, -0.5)
+            axis.set_frame_on(False)
+            axis.grid(axis="x")
+            axis.tick_params(length=0)
+            for tick, color in zip(axis.get_yticklabels(), rows.color):
+                tick.set_color(color)
     scores.set_xlabel(metric.words)
-    figure.legend(loc="outside upper left", ncols=4, frameon=False)
-    biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color, lw=2)
-    inside = rows.color.mask(rows.weak == True, "white")  # noqa: E712 (nan of headings is not True)
-    biases.scatter(rows.estimate, rows.index, color=inside, edgecolors=rows.color, zorder=3)
-    biases.set_title("red: YES, green: NO, gray: OPEN or control; hollow: weak test", size=9)
-    biases.axvline(0, color="gray")
-    label = f"bias, {metric.unit}"
-    if metric.margin:
-        biases.axvline(metric.sign * metric.margin, color="k", ls=":")
-        label += f" (dotted: {metric.limit})"
-    biases.set_xlabel(label)
-    biases.yaxis.tick_right()
-    answers = rows.bias + "  " + rows["inflated?"]
-    for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
-        axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
-        axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.set_frame_on(False)
-        axis.grid(axis="x")
-        axis.margins(x=0.1)
-        axis.tick_params(length=0, labeltop=len(rows) > 20)
-        for tick, row in zip(axis.get_yticklabels(), rows.itertuples()):
-            tick.set(color=row.color, fontweight="bold" if row.is_mean else "normal")
+    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals\n"
+                      f"(dotted: {metric.limit}; "
+                      "red: YES, green: NO, gray: OPEN, lower, weak test or control)")
+    figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 
 
@@ -786,7 +721,7 @@ def run_paper_model(rows, interaction, draws, path):
             print(f"the paper's model, {cell[0]}, {title_of(*cell[1:])}, {effect}: beta (log "
                   "odds), differences")
             table = tables[*cell, effect].filter(regex="beta|diff", axis="index")
-            print(table.to_string(columns=["mean", "hdi_5.5%", "hdi_94.5%", "r_hat", "warning"]))
+            print(table.to_string())
     return not any(posterior.warning)
 
 
@@ -924,6 +859,7 @@ def user_path(text):
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
+WORDS = ["recipe", "data", "versions", *REASONS]  # other columns that need not be there
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
          "bias_se", "bias_df"]
@@ -969,7 +905,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, *WORDS, *numbers])])
     rows = rows.replace("", np.nan)
     for name in numbers:
         given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
@@ -985,13 +921,10 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
             raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
         rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
-    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
-               "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
-               "task": [*CELL, "model", "data"]}
+    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
-        if {name, *scope} <= {*rows}:
-            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
-                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
+        refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
+               f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[[f"{metric}_extra_on_extra", f"{metric}_test_on_extra"]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
@@ -1048,6 +981,8 @@ def parse_args(argv):
         help="draws per chain; half as many tune it; default 1000")
     add("--out", type=user_path, metavar="FOLDER", help="of page and tables; default fits/FILE")
     args = parser.parse_args(argv)
+    if args.draws < 1:
+        parser.error("--draws: give a number above 0")
     name = "+".join(path.stem for path in args.paths)[:99]
     if args.metric != "acc":
         name += f".{args.metric}"
@@ -1060,8 +995,7 @@ def main(argv=None):
     args = parse_args(argv)
     rows = pd.concat([read_results(path, args.metric) for path in args.paths])
     rows = clean_rows(rows, args.metric, args.plain, vars(args))
-    margin = margin_of(args.margin, args.metric, rows)
-    metric = metric_of(args.metric, margin, args.lower_is_better)
+    metric = metric_of(args.metric, args.margin, args.lower_is_better, rows)
     table = publish(rows, metric, args.out, ", ".join(path.name for path in args.paths))
     if args.paper_model and not run_paper_model(
             rows, not args.no_interaction, args.draws, args.out / "posterior.csv"):

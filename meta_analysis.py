@@ -31,13 +31,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-if "__file__" in globals():  # a notebook's may not be installed here
-    os.environ.pop("MPLBACKEND", None)
-
 try:
     import numpy as np
     import pandas as pd
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from scipy import special, stats
 except ModuleNotFoundError as error:
@@ -68,12 +64,12 @@ def claims_of(rows, slices, threshold):
     tables = {cell: slice_table(part, slices) for cell, part in rows.groupby(names)}
     meta = pd.concat(tables, names=names).reset_index(names)
     if threshold is None:  # the paper's
-        threshold = np.where(meta["experiment"].str.startswith("zero-shot"), 0.08, 0.04)
+        threshold = np.where(meta.experiment.str.startswith("zero-shot"), 0.08, 0.04)
     return meta.assign(
-        threshold=threshold, outside=meta["paper_mean"].abs() > threshold,
-        paper=meta["paper_low"] * meta["paper_high"] > 0,
+        threshold=threshold, outside=meta.paper_mean.abs() > threshold,
+        paper=meta.paper_low * meta.paper_high > 0,
         # 1 or 0, but nan where there is only one task: shares must not count that as 0
-        t=np.sign(meta["t_low"] * meta["t_high"]).clip(lower=0))
+        t=np.sign(meta.t_low * meta.t_high).clip(lower=0))
 
 
 def shares_of(claims):
@@ -85,14 +81,14 @@ def shares_of(claims):
 def print_shares(claims, shares):
     """The answer of each experiment in capitals, the key and the table."""
     for experiment, claimed in claims.groupby("experiment"):  # none is averaged with its control
-        claimed = claimed.groupby("kind")["outside"].mean()
+        claimed = claimed.groupby("kind").outside.mean()
         print(textwrap.fill(
             f"{experiment}: ONE DRAW OF EACH TASK CLAIMS A BIAS IN {claimed.drawn:.0%} OF SLICES, "
             f"AND IN {claimed.shuffled:.0%} OF THOSE IN WHICH SEEN AND UNSEEN WERE SHUFFLED.", 100))
         if claimed.shuffled > 1 - SHARE:  # what an honest 89% interval claims
             print("- So one slice says little: this rule claims a bias even where there is none on "
                   "average.\n  Use all draws: fit_model.py.")
-    shown = shares.astype({"threshold": str}).drop(columns="arms")
+    shown = shares.astype({"threshold": str})
     print(f"\n{KEY}\n\n{shown.to_string(index=False, float_format='{:.0%}'.format)}\n")
 
 
@@ -172,7 +168,6 @@ def slice_posterior(right, n, alpha, U):
     return theta[:, 1], np.sqrt(covariance[:, 1, 1])
 
 
-@rc_context({"text.parse_math": False})  # two dollar signs in a name would be a formula
 def plot(claims, path):
     """Figure 7: the paper's estimates in the slices of each setting."""
     cells = claims.groupby(CELL)
@@ -183,7 +178,9 @@ def plot(claims, path):
         axis.axvspan(-threshold, threshold, color="0.88", label="within the threshold")
         for kind, line in (("drawn", "-"), ("shuffled", "--")):
             axis.ecdf(part.paper_mean[part.kind == kind], linestyle=line, label=kind)
-        axis.set(title=f"{cell[0]}, {title_of(*cell[1:])}", ylabel="share of slices\nat or below")
+        # two dollar signs in a name are no formula
+        axis.set_title(f"{cell[0]}, {title_of(*cell[1:])}", parse_math=False)
+        axis.set_ylabel("share of slices\nat or below")
     axis.set_xlabel("posterior mean of beta (log odds)")
     axes[0].legend()
     figure.savefig(path, dpi=130)
@@ -235,6 +232,7 @@ CROSSED = {  # by mean: the arm that gives it on the texts of `test`, that on th
 CELL = ["experiment", "m", "n"]  # a setting
 RUN = ["experiment", "model", "task", "m", "n", "subsample", "seed"]  # identify a row
 REASONS = ["reason", "reason_unless_yes"]  # why nothing may be concluded of some answers
+WORDS = ["recipe", "data", "versions", *REASONS]  # other columns that need not be there
 FILTERS = ("experiment", "m", "n", "model", "tasks")
 FACTS = ["num_classes", "discordant", "discordant_on_extra", "item_variance_boost", "control",
          "bias_se", "bias_df"]
@@ -280,7 +278,7 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
     have the metric on `extra`; else, or if plain, plain: *_on_extra is nan."""
     numbers = [*RUN[3:], *FACTS, *columns_of("acc"), *columns_of(metric)]
     needed = [*RUN[:-1], f"{metric}_extra", f"{metric}_test"]
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, "versions", *REASONS, *numbers])])
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, *RUN, *WORDS, *numbers])])
     rows = rows.replace("", np.nan)
     for name in numbers:
         given = rows[name].replace(["NA", "nan"], np.nan)  # of a name, no: a task may be called NA
@@ -296,13 +294,10 @@ def clean_rows(rows, metric="acc", plain=False, flags={}):
             raise ValueError(f"no rows have --{flag} {flags[flag]}, but {[*values.unique()]}")
         rows = rows[chosen]
     scopes = dict.fromkeys(rows.select_dtypes("number").columns, RUN)
-    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"],
-               "subsample": [*RUN[:5], "split"],  # a draw, or a data set, counts once
-               "task": [*CELL, "model", "data"]}
+    scopes |= {"recipe": RUN[:5], "data": ["experiment", "task"]}
     for name, scope in scopes.items():
-        if {name, *scope} <= {*rows}:
-            refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
-                   f"another row has the same {', '.join(scope)} but not {name}: keep one")
+        refuse(rows, rows.groupby(scope)[name].transform("nunique") > 1,
+               f"another row has the same {', '.join(scope)} but not {name}: keep one")
     rows = rows.groupby(RUN, as_index=False).first()
     rows["both"] = rows[[f"{metric}_extra_on_extra", f"{metric}_test_on_extra"]].notna().all(axis=1)
     crossed = rows.groupby(CELL)["both"].transform("all") & (not plain)
@@ -319,8 +314,7 @@ def title_of(m, n):
 
 def parse_args(argv):
     """The flags, checked for their form alone: clean_rows looks for the values in the rows."""
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [flags]", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("paths", metavar="FILE", nargs="*", type=user_path, default=[Path("results.csv")],
         help="results; default results.csv")
@@ -330,7 +324,10 @@ def parse_args(argv):
     for flag in FILTERS:
         add(f"--{flag}", nargs="+", help="use only these; default all")
     add("--out", type=user_path, metavar="FOLDER", help="of figure and tables; default meta/FILE")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.slices < 1:
+        parser.error("--slices: give a number above 0")
+    return args
 
 
 @errors_on_one_line()
