@@ -176,23 +176,22 @@ def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     assert "needs a --model" in say(f"--examples {name}")
 
 
+@pytest.mark.parametrize("versions", [False, True])
 @pytest.mark.parametrize("best, flags, nets, words", cases("""
     0 | | m float32 | : flagged: the model prefers what was published
     1 | | m float32 | : not flagged
     0 | --reference r --precision bf16 | m bf16 r bf16 | : not flagged"""))
-@pytest.mark.parametrize("versions", [False, True])
 def test_what_is_preferred(best, flags, nets, words, versions, say, monkeypatch):
     """A model that likes an order as much before is not flagged. p_exact decides. An item with one
     version is left out."""
-    opened, texts = [], [f"text {k}" for k in range(41)]
+    opened, texts, compared = [], [*map(str, range(41))], "41 texts in 5 groups of 8"
     if versions:
-        texts = [[text, f"{text}?", f"{text}!"][: 41 - k] for k, text in enumerate(texts)]
+        texts, compared = [["a", "b"]] * 40 + [["a"]], "40 items in several versions (1 in one"
     monkeypatch.setattr(contam, "open_model", lambda *net: net)
     monkeypatch.setattr(contam, "order_log", lambda net, head, shards: opened.extend(net) or [
         [float(k == int(best)) for k in range(len(shard))] for shard in shards])
     pd.DataFrame({"text": texts}).to_json("a.jsonl", orient="records", lines=True)
     out = say(f"--examples a.jsonl --model m {flags}")
-    compared = "40 items in several versions (1 in one" if versions else "41 texts in 5 groups of 8"
     assert words in out and compared in out and " ".join(map(str, opened)) == nets
 
 
@@ -439,7 +438,7 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
 
 @pytest.mark.parametrize("gone, more", [(7, 24), (8, 25)])
 def test_a_task_with_a_fault_is_enough(gone, more):
-    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
+    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 400) 100 / 399, is .0077 or .0043, and
     twice that for two tasks. The other task lacks six of the other half. Of the clean model's
     halves p, too, is next to .01."""
     items = np.arange(400)
@@ -448,11 +447,11 @@ def test_a_task_with_a_fault_is_enough(gone, more):
     rows = as_rows({"clean": clean, "mine": items % 3 == 0}, np.repeat(contam.HALVES, 200))
     reason = judge(rows, "--clean clean").reason["mine"]
     assert (p < 0.01) == (more == 25) == (reason == "clean models differ between the halves")
-    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
-    lost = np.where(rows.task == "a", rows["item"] < gone, rows["item"] > 193)
-    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
-    found = judge(rows).loc["mine"].reason.str.contains("more missing").tolist()
-    assert found == [gone == 8, False]
+    mine = rows[rows.model == "mine"]
+    tasks = [mine.assign(task=task, right=mine.right.mask(lost)) for task, lost in
+             enumerate([mine["item"] < gone, mine["item"] > 393])]
+    reasons = judge(pd.concat(tasks), "").reason
+    assert reasons.str.contains("more missing").tolist() == [gone == 8, False]
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -737,7 +736,7 @@ def test_fit_model_says_that_seen_scores_are_lower(said):
     rows.to_csv("a.csv")
     assert "fit_model.py crossed.csv --metric acc\n" in said(contam.main, "--answers", "a.csv").out
     out = " ".join(said(fit.main, "crossed.csv").out.split())
-    assert ", BUT SEEN SCORES LOWER" in out and "were the halves swapped, or not drawn at" in out
+    assert "] (lower). " in out and "were the halves swapped, or not drawn at random?" in out
     assert "a bias of 5 points would matter" in out
 
 
