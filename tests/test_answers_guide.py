@@ -54,7 +54,6 @@ def fake_inspect(monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     log = SimpleNamespace(read_eval_log=read_eval_log)
-    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(log=log))
     monkeypatch.setitem(sys.modules, "inspect_ai.log", log)
 
 

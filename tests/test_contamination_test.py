@@ -129,8 +129,7 @@ def test_shards_are_scored_order_by_order(size, counts, both):
 
 def test_p_exact_equals_brute_force():
     rng = np.random.default_rng(0)
-    kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
-    for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
+    for sizes, shift in itertools.product(((2,), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)):
         log = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         assert contam.order_p(log)[0] == near(brute_p(log))
     best = [[0.0, -1.0]] * 50  # of 2^50 orders
@@ -344,8 +343,7 @@ def test_the_table_of_detectors_by_hand(capsys):
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table.adjusted.to_dict() == approx(by_hand.to_dict())
     contam.show_audits(rows)
-    shown = capsys.readouterr().out
-    assert re.findall("(.+?)  .*True\n", shown) == ["ref"] and UNITS.findall(shown) == ["3"]
+    assert re.findall("(.+?)  .*True\n", capsys.readouterr().out) == ["ref"]
 
 
 def plain_inflation(right, released, clean):
@@ -497,14 +495,13 @@ def test_fit_model_judges_these_rows(count, flat):
     assert lines[lines.model == "before"].reason.eq("named clean").all()
 
 
-def test_a_task_with_few_answers_is_left_out(capsys):
-    """other1 has 19 answers to a half of task 1."""
-    rows = pd.concat([make_answers(11 + k).assign(task=k) for k in range(2)])
-    few = rows.model.eq("other1") & rows.task.eq(1) & rows.item.between(19, 59)
-    table = judge(rows[~few])
-    assert table.task["other1"] == 0 and [*table.task["mine"]] == [0, 1]
-    out = capsys.readouterr().out
-    assert out.count("left out, since a half") == out.count("other1, 1: left out") == 1
+@pytest.mark.parametrize("last, left_out", [(40, True), (39, False)])
+def test_a_task_with_few_answers_is_left_out(last, left_out, capsys):
+    """19 answers to the released half, or 20."""
+    rows = make_answers(11)
+    table = judge(rows[rows.model.ne("other1") | ~rows.item.between(0, last)])
+    assert ("other1" not in table.index) == left_out
+    assert ("other1, benchmark: left out, since" in capsys.readouterr().out) == left_out
 
 
 def test_tries_and_groups_are_averaged():
