@@ -431,7 +431,8 @@ def test_crossed_answers(run, draws, arms):
     answers = pd.MultiIndex.from_product(names.values(), names=names).to_frame(index=False)
     answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
     answers["item"] += 150 * (answers["half"] == "test") + 300 * answers["draw"]
-    found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
+    rows, *_ = contam.parse_answers(answers[answers["trained_on"].isin(arms)])
+    found = run(contam.cross_answers(rows), "--margin", 50)
     assert headline(found)["crossed"].startswith("NO VERDICT (two draws ") == (draws == 1)
     assert draws > 1 or "weak test)" not in found.out  # a boost has no interval
     assert "--" not in found.out.partition("above chance")[2] and "nan" not in found.page
