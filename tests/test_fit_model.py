@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from conftest import ARMS, ROOT, cases, coin_rows, load_script, path_of
 
-fit, contam = load_script("fit_model"), load_script("contamination_test")
+fit = load_script("fit_model")
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 PAPER = ROOT / "tests" / "published"
@@ -59,13 +59,11 @@ def one(table, **wanted):
     return table.iloc[0]
 
 
-def row_of(task="a", k=1, model="bert", n=100, m=8, base=0.4, extra=0.6, bias=0.0, on_extra=(),
-           **more):
-    """A row; bias in points; on_extra: accuracies of the arms, if they are crossed."""
-    names = [f"acc_{arm}_on_extra" for arm in ARMS]
+def row_of(task="a", k=1, model="bert", n=100, m=8, base=0.4, extra=0.6, bias=0.0, **more):
+    """A row; bias in points."""
     return {"experiment": "few-shot", "model": model, "task": task, "m": m, "n": n, "subsample": k,
-            "num_classes": 2, "acc_base": base, "acc_extra": extra,
-            "acc_test": extra + bias / 100, **dict(zip(names, on_extra)), **more}
+            "num_classes": 2, "acc_base": base, "acc_extra": extra, "acc_test": extra + bias / 100,
+            **more}
 
 
 def bias_rows(tasks, **more):
@@ -77,13 +75,8 @@ def bias_rows(tasks, **more):
     return pd.DataFrame(rows)
 
 
-NINE = np.array([-1, 0, 1] * 3)  # changes of nine draws
-
-
-def nine(a, b, wide=1, **more):
-    """Rows of a task or model with each of these biases, +- wide; n is so large that the draws
-    decide."""
-    return bias_rows({"b": b + wide * NINE, "a": a + NINE}, n=1000, **more)
+ON_EXTRA = {"acc_base_on_extra": 0.4, "acc_extra_on_extra": 0.6, "acc_test_on_extra": 0.6}
+NINE = np.array([-1, 0, 1] * 3)  # changes of nine draws; n is so large that they decide
 
 
 def in_words(middle, half, digits=2):
@@ -159,7 +152,7 @@ def plain_interval(rows, effect, tail=0.055):
         mean += share * values.sum()
         noise += share**2 * (w + one_answer / K).sum()
         fewest[key] = min(fewest.get(key, K), K)
-        for k, deviation in zip(mine["subsample"], values - values.mean()):
+        for k, deviation in zip(mine.subsample, values - values.mean()):
             added[key][k] += share * deviation * math.sqrt(K / (K - 1))
     top = bottom = 0
     for key, by_k in added.items():
@@ -187,39 +180,34 @@ def assert_interval(row, expected):
 def test_tables_1a_and_1b_and_section_7(run):
     """The paper rounds 3 decimals half up, then those of the table: .1848 is .185 and then .19."""
     found = run(PUBLISHED)
-    assert found.end is None and not found.err
     # how many of the 200 cells of each model it learned, by another's count
     cells = found.tasks.query("effect == 'bias' and m > 0 and unseen >= chance + 5")
-    assert cells["model"].value_counts()[["bert", "gpt2"]].tolist() == [164, 129]
-    names = ["effect", "model", "m", "n"]
-    of_tasks = found.tasks.query("model != 'all'").groupby(names)["estimate"].std()
-    means = found.effects.set_index(names).loc[of_tasks.index]
-    assert len(means) == 32 and {*means["tasks"]} == {25}
-    for (effect, model, m, n), row in means.iterrows():
-        boosts, biases = TABLE_1[m, model]
-        expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[effect]
-        assert abs(row["estimate"] - expected[SIZES.index(n)]) < near
-        half = stats.t.ppf(0.945, 24) * of_tasks[effect, model, m, n] / 5  # t over tasks
-        assert row["like_high"] - row["like_low"] == approx(2 * half, rel=1e-4)
-    by_task = found.tasks.query("model != 'all'").groupby(["effect", "task"])["estimate"].mean()
+    assert cells.model.value_counts()[["bert", "gpt2"]].tolist() == [164, 129]
+    means = found.effects.query("model != 'all' and m > 0")
+    assert len(means) == 32 and {*means.tasks} == {25}
+    for row in means.itertuples():
+        boosts, biases = TABLE_1[row.m, row.model]
+        expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[row.effect]
+        assert abs(row.estimate - expected[SIZES.index(row.n)]) < near
+    by_task = found.tasks.query("model != 'all'").groupby(["effect", "task"]).estimate.mean()
     above = by_task.round(9) > 0
     assert [above[effect].sum() for effect in ("bias", "boost")] == [12, 23]
-    adjusted = found.tasks["p_adjusted"].dropna()  # not of means over models
+    adjusted = found.tasks.p_adjusted.dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
     mean = one(found.effects, effect="bias", model="all", n=None)
-    assert mean["p_alike"] == approx(0.1, abs=5e-3)  # by an audit's own code
+    assert mean.p_alike == approx(0.1, abs=5e-3)  # by an audit's own code
 
     # A notebook gets the table from the script's text in a cell and a table as pandas reads it
     rows, cell = pd.concat(map(pd.read_csv, PUBLISHED)), {"__name__": "cell"}
     exec((ROOT / "fit_model.py").read_text(), cell)
-    assert cell["effects_table"](rows)["verdict"].tolist() == found.effects["verdict"].tolist()
+    assert cell["effects_table"](rows).verdict.tolist() == found.effects.verdict.tolist()
 
     said = headline(found)
     assert said["few-shot, mean of 2 models"] == "Mean of 2 models: +0.01 [-0.08, +0.10], NO."
     assert said["few-shot, bert"].startswith(
         "OPEN: 10 tasks, largest estimate trec +0.64 [-1.49, +2.77]. NO, ")
     assert "All: mean over 8 settings of m, n. No control in this file" in found.words
-    assert found.table["part"][::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
+    assert found.table.part[::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
 
 
 # The rule of variance
@@ -227,22 +215,22 @@ def test_tables_1a_and_1b_and_section_7(run):
 
 @pytest.mark.parametrize("luck", [0, (0, 4, 1, 2)])
 def test_crossed_effects_by_loops(run, luck):
-    """Tasks of 2, 3, 5 and 9 subsamples, two n of two m each, so that all have a mean."""
+    """Tasks of 2, 3, 5 and 9 subsamples, two n of two m each, so that all have a mean. m = 0: answers
+    of models that others trained."""
     rng = default_rng(10)
-    sizes = [*itertools.product((8, 16), (50, 100))]
+    sizes = [*itertools.product((0, 16), (50, 100))]
     rows = pd.concat([crossed_rows(9, n, rng, luck).assign(m=m) for m, n in sizes])
-    rows = rows[rows["subsample"] <= rows["task"].map({0: 2, 1: 3, 2: 5, 3: 9})]
-    rows = rows[(rows["n"] == 50) | (rows["subsample"] < 9)]  # the smaller number gives the df
-    rows, cell = rows.reset_index(drop=True), rows.eval("m == 8 and n == 50").to_numpy()
-    found = run(rows.assign(acc_test_on_extra=rows["acc_test_on_extra"].where(rows.index > 0)))
+    rows = rows[rows.subsample <= rows.task.map({0: 2, 1: 3, 2: 5, 3: 9})]
+    rows = rows[(rows.n == 50) | (rows.subsample < 9)]  # the smaller number gives the df
+    rows, cell = rows.reset_index(drop=True), rows.eval("m == 0 and n == 50").to_numpy()
+    found = run(rows.assign(acc_test_on_extra=rows.acc_test_on_extra.where(rows.index > 0)))
     rows.loc[cell, "acc_base_on_extra"] = math.nan  # all of its cell is plain
     for effect, (m, n) in itertools.product(fit.EFFECTS, [(None, None), *sizes]):
         setting = {"effect": effect, "m": m, "n": n}
-        mine = rows.query("m == @m and n == @n") if m else rows
+        mine = rows if m is None else rows.query("m == @m and n == @n")
         assert_interval(one(found.effects, **setting), plain_interval(mine, effect))
         for task, its in mine.groupby("task"):
             row = one(found.tasks, task=task, **setting)
-            assert m or math.isnan(row["p"])
             # of the bias of one of four tasks, the ends that are shown lie farther out
             for ends, J in (("", 1), ("shown_", 4 if effect == "bias" else 1)):
                 mean, _, _, half = plain_interval(its, effect, 0.055 / J)
@@ -252,7 +240,7 @@ def test_crossed_effects_by_loops(run, luck):
     assert_interval(plain, plain_interval(rows.assign(acc_base_on_extra=math.nan), "bias"))
 
 
-def test_text_variance_over_models_and_seeds(run):
+def test_text_variance_over_models_and_seeds():
     """No spread, so it decides. Seeds share texts: the mean of their variances is at most theirs.
     Models change other answers, so that the variance of their mean is half of that."""
     rng = default_rng(1)
@@ -262,12 +250,12 @@ def test_text_variance_over_models_and_seeds(run):
     v = (v + 0.5 / 2) / 2  # with the imaginary answer
     rows = pd.DataFrame(parts + [row | {"subsample": 2} for row in parts])
     for model, v, changes in (("all", v / 2, {}), ("a", v, {"model": "a", "seed": [0, 1, 0, 1]})):
-        found = run(rows.assign(**changes)).effects
-        assert one(found, effect="bias", model=model)["se"] == approx(math.sqrt(v), rel=1e-5)
+        found = fit.effects_table(rows.assign(**changes))
+        assert one(found, effect="bias", model=model).se == approx(math.sqrt(v))
     # a model with two seeds weighs as one with one
     rows = [bias_rows({"a": [9, 3]}, seed=seed) for seed in (1, 2)]
-    rows.append(bias_rows({"a": [0, 0]}, seed=1, model="b"))
-    assert one(run(pd.concat(rows)).effects, effect="bias", model="all")["estimate"] == 3
+    found = fit.effects_table(pd.concat([*rows, bias_rows({"a": [0, 0]}, model="b")]))
+    assert one(found, effect="bias", model="all").estimate == 3
 
 
 @pytest.mark.parametrize("sizes, luck, n, effects", [
@@ -277,23 +265,20 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     """Welch's t test of two tasks, Mehrotra's degrees of freedom (1997) for more, chi-squared where
     the noise of rounding is wider than the spread."""
     rng = default_rng(2)
-    biases = {f"t{task}": rng.normal(effect, sd, K).round(3)
-              for task, (K, sd, effect) in enumerate(zip(sizes, luck, effects))}
-    rows = bias_rows(biases, n=n)
+    biases = [rng.normal(effect, sd, K).round(3) for K, sd, effect in zip(sizes, luck, effects)]
+    rows = bias_rows(dict(enumerate(biases)), n=n)
     found = run(pd.concat([rows, rows.assign(model="other")]))
-    J, means = len(sizes), [values.mean() for values in biases.values()]
-    v = np.array([stats.sem(values) ** 2 for values in biases.values()])
+    J, means, v = len(sizes), [*map(np.mean, biases)], np.array([*map(stats.sem, biases)]) ** 2
     if J == 2:
-        p = stats.ttest_ind(*biases.values(), equal_var=False).pvalue
+        p = stats.ttest_ind(*biases, equal_var=False).pvalue
     elif any(luck):
         top = (J - 1) ** 2 / (1 + (J - 2) * J * (v**2).sum() / v.sum() ** 2)
         df = v.sum() ** 2 / (v**2 / np.subtract(sizes, 1)).sum()
         p = stats.f.sf(np.var(means, ddof=1) / v.mean(), top, df)
     else:  # of the noise of two models
         p = stats.chi2.sf(J * np.var(means) / ((100 / n) ** 2 / 12 / 3 / 2), 2)
-    row = one(found.effects, effect="bias", model="all")
-    assert row["p_alike"] == approx(p, rel=1e-4)
-    p = one(found.effects, effect="bias", model="bert")["p_alike"]
+    assert one(found.effects, effect="bias", model="all").p_alike == approx(p, rel=1e-4)
+    p = one(found.effects, effect="bias", model="bert").p_alike
     words = f" The tasks differ (p = {p:.1g}): judge each, not the mean."
     assert headline(found)["few-shot, bert"].endswith(words) == (p < 0.05)
 
@@ -332,24 +317,22 @@ def test_what_is_said_of_a_run(run, names, words):
         facts[name] = f"{name} {in_words(bias, wide * half_of(NINE, 0.055 / len(names)))}"
     rows = pd.concat(rows)
     found, (middle, _, _, half) = run(rows), plain_interval(rows, "bias")
-    facts |= {"mean": in_words(middle, half), "p": found.effects["p_alike"][0]}
+    facts |= {"mean": in_words(middle, half), "p": found.effects.p_alike[0]}
     assert headline(found)["few-shot"] == words.format(**facts)
     parts = sorted(names, key=lambda name: -PARTS[name][0])
-    assert found.table["part"].tolist()[: len(names)] == parts
+    assert found.table.part.tolist()[: len(names)] == parts
 
 
 def test_of_many_parts_each_yes_is_named(run):
     """Of others the most inflated. Twenty tasks tell of tasks like them: t over their means."""
     means, names = np.linspace(-2, 3, 26), [f"t{task:02}" for task in range(26)]
     found = run(bias_rows({name: mean + NINE / 9 for name, mean in zip(names, means)}, n=1000))
-    half = half_of(NINE / 9, 0.055 / 26)
     yes, _, no = headline(found)["few-shot"].partition(" NO, not over 1 point: ")
-    assert re.findall(r"t\d\d", yes) == [
-        name for name, mean in zip(names, means) if mean > half][::-1]
-    assert no == f"11 tasks, largest estimate t10 {in_words(0, half)}."
-    like = fit.in_words(0.5, half_of(means), fit.metric_of("acc", 1, False))
+    assert re.findall(r"t\d\d", yes) == [*reversed(names[11:])]
+    half = half_of(NINE / 9, 0.055 / 26)
+    assert no.startswith(f"11 tasks, largest estimate t10 {in_words(0, half)}. The")
+    like = in_words(0.5, half_of(means), 3)  # two digits would round an end to 0 or to the margin
     assert f"- Over all tasks like these 26, expect a mean bias of {like}." in found.words
-    assert "like these" not in run(nine(0, 1)).out
 
 
 def test_models_and_their_mean(run):
@@ -362,37 +345,38 @@ def test_models_and_their_mean(run):
             f"Mean of 2 models: {in_words(0.5, half_of((x + y) / 2))}, OPEN.",
         "few-shot, bert": f"YES, perhaps by over 1 point: a {in_words(0.9, half_of(x))}.",
         "few-shot, y": f"NO, not over 1 point: a {in_words(0.1, half_of(y))}."}
-    assert found.table["part"].tolist() == ["mean of 2 models", "a", "a"]
-    assert found.table["run"].str.startswith("few-shot, ").all()
+    assert found.table.part.tolist() == ["mean of 2 models", "a", "a"]
     assert "(--margin). All: m = 8, n = 1000. No control in this file" in found.words
-    assert "all" not in {*run(rows.assign(m=0)).effects["model"]}, "no mean hides a method"
-    found = run(pd.concat([rows, rows.assign(m=9, experiment="x")]))
-    assert [*headline(found)][3:] == ["x, m = 9, n = 1000, mean of 2 models",
-                                      "x, m = 9, n = 1000, bert", "x, m = 9, n = 1000, y"]
+    found = run(pd.concat([rows, rows.assign(m=0, experiment="x")]))
+    assert [*headline(found)] == ["few-shot, m = 8, n = 1000, mean of 2 models",
+                                  "few-shot, m = 8, n = 1000, bert", "few-shot, m = 8, n = 1000, y",
+                                  "x, n = 1000, bert", "x, n = 1000, y"], "no mean hides a method"
 
 
 def test_means_only_where_tasks_are_shared(run):
     """Otherwise task b would weigh less, silently."""
-    short, full = bias_rows({"a": [9, -9]}), {"a": [1, 0], "b": [5, 6]}
-    for other in ({"model": "other"}, {"m": 50}):
-        found = run(pd.concat([short, bias_rows(full, **other)]))
-        assert found.effects.groupby([*other])["tasks"].first().tolist() == [1, 2]
-        assert found.effects["m"].notna().all() and "all" not in set(found.effects["model"])
-        assert found.page.count('class="card"') == 2
-    both = [short, short.assign(m=9), bias_rows(full, model="other")]
-    assert run(pd.concat(both)).page.count('class="card"') == 2
+    a, both = {"a": [9, -9]}, {"a": [1, 0], "b": [5, 6]}
+    for parts, names in (
+            ([bias_rows(a), bias_rows(both, model="x")], ["few-shot, bert", "few-shot, x"]),
+            ([bias_rows(a), bias_rows(both, m=9)],
+             ["few-shot, m = 8, n = 100", "few-shot, m = 9, n = 100"]),
+            ([bias_rows(a), bias_rows(a, m=9), bias_rows(both, model="x")],
+             ["few-shot, mean over 2 settings of m, n, bert", "few-shot, m = 8, n = 100, x"])):
+        assert [*headline(run(pd.concat(parts)))] == names
 
 
+@pytest.mark.filterwarnings("error")
 def test_no_interval(run):
     """One subsample of a task; equal crossed biases whose noise is unknown, whatever the last bits
     of a mean are. The mean over settings then has none either."""
     lonely = bias_rows({"a": [1, 2], "b": [4]})
-    equal = bias_rows({"a": [7, 7]}, extra=0.1 + 0.2, on_extra=(0.4, 0.6, 0.53))
-    for rows in (lonely, equal, pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])):
+    equal = bias_rows({"a": [7, 7]}, extra=0.1 + 0.2, **ON_EXTRA)
+    both = pd.concat([lonely, bias_rows({"a": [1, 2], "b": [0, 1]}, m=9)])
+    for rows in (lonely, equal, both, crossed_rows(1, 50, default_rng(5)).assign(m=0)):
         found = run(rows)
-        assert math.isnan(found.effects["se"][0]) and found.effects["verdict"][0] == "none"
+        assert math.isnan(found.effects.se[0]) and found.effects.verdict[0] == "none"
         assert "NO VERDICT (two draws that differ and a --margin are needed): " in found.words
-        assert "nan" not in found.out + found.page and not found.err
+        assert not re.search("nan|weak test[)]", found.out + found.page + found.err)
 
 
 def test_sign_flips(run):
@@ -402,40 +386,19 @@ def test_sign_flips(run):
     for task, mine in rows.groupby("task"):
         values = np.array([plain_unit(row, "bias")[0] for row in mine.to_dict("records")])
         expected = np.mean(signs @ values >= values.sum() - 1e-9)
-        assert one(found, effect="bias", task=task)["p"] == approx(expected, rel=1e-5)
+        assert one(found, effect="bias", task=task).p == approx(expected, rel=1e-5)
     assert fit.sign_flip_p(pd.Series([-7] * 70)) <= 1, "rounding would let the sum exceed 1"
     assert fit.sign_flip_p(pd.Series([0.4] * 10)) == 1 / 2**10, "means over seeds are not rounded"
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("draws, arms", [(1, ARMS), (2, ARMS), (2, ARMS[1:])])
-def test_crossed_answers(run, draws, arms):
-    """contamination_test.py's rows of the answers of models that others trained give the numbers
-    of run_experiment.py's rows; there may be no model before. One draw has no interval."""
-    draw = np.arange(4 * draws)
-    right = trained(default_rng(5), (4 * draws, 150))
-    own = pd.DataFrame(crossed_row(right, task=draw % 4, k=draw, m=0))
-    names = {"half": ARMS[:0:-1], "trained_on": ARMS, "draw": draw, "item": range(150)}
-    answers = pd.MultiIndex.from_product(names.values(), names=names).to_frame(index=False)
-    answers = answers.assign(model="bert", task=answers["draw"] % 4, right=right.ravel())
-    answers["item"] += 150 * (answers["half"] == "test") + 300 * answers["draw"]
-    found = run(contam.cross_answers(answers[answers["trained_on"].isin(arms)]), "--margin", 50)
-    assert headline(found)["crossed"].startswith("NO VERDICT (two draws ") == (draws == 1)
-    assert draws > 1 or "weak test)" not in found.out  # a boost has no interval
-    assert "nan" not in found.page
-    both = [table[table["effect"] == "bias"].filter(regex="estimate|^se$|low|high")
-            for table in (found.effects, fit.effects_table(own))]
-    pd.testing.assert_frame_equal(*both)
 
 
 @pytest.mark.parametrize("sd, half, is_weak", [(0.03, 4.7946, False), (0.2, 31.964, True)])
 def test_the_boost_of_crossed_answers(run, sd, half, is_weak):
     """Of 20 points, judged for items like these: all draws share theirs, so that more draws do not
     narrow the interval, 1.5982 sd."""
-    rows = bias_rows({"a": [0, 1, 0, 1]}, m=0, n=1000, on_extra=(0.4, 0.6, 0.6))
+    rows = bias_rows({"a": [0, 1, 0, 1]}, m=0, n=1000, **ON_EXTRA)
     found = run(rows.assign(acc_base=0.4 + 0.001 * NINE[:4], item_variance_boost=sd**2))
     row = one(found.tasks, effect="boost")
-    assert row["shown_high"] - row["low"] == approx(2 * half, rel=1e-4)
+    assert row.shown_high - row.low == approx(2 * half, rel=1e-4)
     assert ("NO (weak test)" in found.out) == is_weak
 
 
@@ -445,8 +408,8 @@ def test_the_boost_of_crossed_answers(run, sd, half, is_weak):
 def varied_rows(**names):
     """Five tasks with three subsamples each, whose effects differ."""
     rows = coin_rows(tasks=5, subsamples=3, n=30, **names)
-    shift = 0.1 * pd.factorize(rows["task"])[0] - 0.1
-    rows["acc_test"] = ((rows["acc_extra"] + shift) * 30).round().clip(0, 30) / 30
+    shift = 0.1 * pd.factorize(rows.task)[0] - 0.1
+    rows["acc_test"] = ((rows.acc_extra + shift) * 30).round().clip(0, 30) / 30
     return rows
 
 
@@ -457,8 +420,8 @@ def test_the_log_density_of_the_papers_model(interaction):
     whatever variable z the model has d."""
     rows = varied_rows(models=("x", "y"))
     rows = rows.assign(unit=rows.groupby(["task", "subsample"]).ngroup(),
-                       control=30 * rows["acc_extra"], treatment=30 * rows["acc_test"]).round(6)
-    tasks = sorted(set(rows["task"]))
+                       control=30 * rows.acc_extra, treatment=30 * rows.acc_test).round(6)
+    tasks, models = pd.factorize(rows.task)[0], pd.factorize(rows.model)[0]
     model = fit.paper_model(rows, interaction)
     logp = model.compile_logp(jacobian=False)
     d_of = model.compile_fn(*model.replace_rvs_by_values([model["d"]]), inputs=model.value_vars,
@@ -469,10 +432,10 @@ def test_the_log_density_of_the_papers_model(interaction):
         point = model.initial_point()
         for name, value in point.items():
             point[name] = rng.normal(0, 0.5, np.shape(value))
+        mu, beta, alpha, a, c = [point[name] for name in ("mu", "beta", "alpha", "a", "c")]
         sds = [math.exp(point[f"sd_{name}_log__"]) for name in "UVW"[: 2 + interaction]]
         sd_U, sd_V, sd_W = [*sds, 0][:3]
-        mu, beta, alpha = point["mu"], point["beta"], [0, point["alpha"][0]]
-        total = normal([mu, beta]).sum() + normal(alpha[1], 0, 5)
+        total = normal([mu, beta]).sum() + normal(alpha, 0, 5).sum()
         total += stats.halfnorm.logpdf([sd_U, sd_V]).sum()
         d = d_of(point)
         if interaction:
@@ -483,13 +446,12 @@ def test_the_log_density_of_the_papers_model(interaction):
             # by hand: the squared share of the variance of tasks' changes that is not binomial
             assert 1 - np.log(slope) / math.log(s) == approx([0.82112] * 5, abs=1e-5)
         assert interaction or {*d} == {float(beta)}
-        total += normal(point["a"], mu + beta / 2, math.sqrt(sd_U**2 + sd_W**2 / 2)).sum()
-        for row in rows.itertuples():
-            task, level = tasks.index(row.task), point["c"][row.unit]
-            total += normal(level, point["a"][task], sd_V) / 2  # of two models
-            for right, change in (row.control, -d[task] / 2), (row.treatment, d[task] / 2):
-                share = special.expit(level + alpha["xy".index(row.model)] + change)
-                total += stats.binom.logpmf(right, 30, share)
+        total += normal(a, mu + beta / 2, math.sqrt(sd_U**2 + sd_W**2 / 2)).sum()
+        total += normal(c, np.repeat(a, 3), sd_V).sum()
+        level = c[rows.unit] + models * alpha  # alpha of the first is 0
+        for right, half in (rows.control, -d / 2), (rows.treatment, d / 2):
+            share = special.expit(level + half[tasks])
+            total += stats.binom.logpmf(right, 30, share).sum()
         assert float(logp(point)) == approx(float(total))
 
 
@@ -524,11 +486,10 @@ def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
     """With smaller steps and more draws. nutpie and ArviZ are stood in for."""
     good = pd.DataFrame({"r_hat": 1.01, "ess_bulk": 400, "ess_tail": 400, "diverging": 0}, [0, 1])
     bad, steps = good.astype(float), []
-    rows = varied_rows().assign(n=100, acc_test=0.29)
     bad.loc[1, name] = value
 
-    def sample(given, target_accept, draws, **flags):
-        assert {*given["treatment"]} == {29} and given["unit"].nunique() == 15
+    def sample(rows, target_accept, draws, **flags):
+        assert {*rows.treatment} == {29} and rows.unit.nunique() == 15
         steps.append((target_accept, draws))
         trace = SimpleNamespace(posterior=tables[0], sample_stats=tables.pop(0))
         return SimpleNamespace(wait=lambda: trace)
@@ -537,14 +498,14 @@ def test_a_fit_that_has_not_converged_is_repeated(monkeypatch, name, value):
                  "fit_model.predict"):
         monkeypatch.setattr(name, lambda given, *_, **flags: given)
     monkeypatch.setattr("nutpie.sample", sample)
+    rows = varied_rows().assign(n=100, acc_test=0.29)
     for tables, warned in (([good], False), ([bad, good], False), ([bad, bad], True)):
-        warning = fit.fit(rows, "bias", True, 1000)["warning"]
+        warning = fit.fit(rows, "bias", True, 1000).warning
         assert not tables and warning.str.startswith("not converged").all() == warned
     assert steps[0] == steps[1] < steps[2] and steps[1][1] < steps[2][1]
 
 
-def test_the_papers_model_needs_packages(said):
-    assert fit.PAPER_MODEL_NEEDS in "".join(said(fit.main, "--help").out.split())
+def test_the_papers_model_needs_packages():
     pins = (ROOT / "requirements.txt").read_text().split("\n")
     assert {*fit.PAPER_MODEL_NEEDS.split(",")} <= {*pins}
 
@@ -552,8 +513,7 @@ def test_the_papers_model_needs_packages(said):
 def test_a_fit_that_fails_before_the_last(run, monkeypatch):
     """Exit status 3; --no-interaction reaches the model."""
     def fitted(rows, effect, *_):
-        names = ["mean", "hdi_5.5%", "hdi_94.5%", "r_hat"]
-        return pd.DataFrame(0, ["beta"], names).assign(warning={"bias": "no", "boost": ""}[effect])
+        return pd.DataFrame({"warning": {"bias": "no", "boost": ""}[effect]}, ["beta"])
 
     monkeypatch.setattr(fit, "paper_model", lambda rows, interaction: {}[interaction])
     assert run(varied_rows(), "--paper-model", "--no-interaction").end == "error: KeyError: False"
@@ -568,9 +528,8 @@ def test_the_papers_model_from_the_command_line(run):
     assert re.search(r"difference\[all\] .*not converged: r_hat", found.out)
     for effect, posterior in csv_of("posterior").groupby("effect"):
         posterior = posterior.set_index("parameter")
-        assert {*posterior.index} >= {"mu", "beta", "alpha[b]", "sd_U", "sd_V", "sd_W", "d[task00]",
-                                      "effect[a, task04]", "difference[all]", "difference[b]"}
-        assert posterior["warning"].str.startswith("not converged: r_hat").all()
+        assert {*posterior.index} >= {"beta", "alpha[b]", "sd_W", "d[task00]", "effect[a, task04]"}
+        assert posterior.warning.str.startswith("not converged: r_hat").all()
         mean = one(found.effects, effect=effect, model="all")["estimate"]
         assert posterior.loc["difference[all]", "mean"] == approx(mean, abs=2)
 
@@ -591,46 +550,42 @@ def test_the_papers_model_from_the_command_line(run):
     nan 0 1    | no       | NO
     -3 0 2     | open     | OPEN (weak test)
     -3 3 1     | yes      | YES, by over {limit}"""))
-@pytest.mark.parametrize("metric, margin, sign, limit, below, digits", [
-    ("acc", 1, 1, "1 point", "lower", 2), ("nll", 0.01, -1, "0.01 nll", "higher", 4)])
+@pytest.mark.parametrize("metric, margin, sign, digits, limit, below, key", [
+    ("acc", 1, 1, 2, "1 point", "lower", "NO else, if it ends below 1 point (lower"),
+    ("nll", 0.01, -1, 4, "0.01 nll", "higher", "NO else, if it ends above -0.01 nll (lower")])
 def test_verdicts(
-        run, boost_bias_wide, verdict, words, metric, margin, sign, limit, below, digits):
+        run, boost_bias_wide, verdict, words, metric, margin, sign, digits, limit, below, key):
     """By the sides of 0 and of the margin on which the ends of the interval lie, and of 0 for the
     boost (.9 lies above it, .5 does not; what is not known is not weak). All is turned round where
     lower is better."""
     boost, bias, wide = map(float, boost_bias_wide.split())
     rows = bias_rows({"a": bias + wide * NINE}, n=1000)
-    rows["acc_base"] = rows["acc_extra"] - (boost + NINE) / 100
+    rows["acc_base"] = rows.acc_extra - (boost + NINE) / 100
     for arm in ARMS:
         rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
     found = run(rows, "--metric", metric, "--margin", margin)
     shown = in_words(sign * margin * bias, margin * wide * half_of(NINE), digits)
-    assert f" a {shown}" in headline(found)["few-shot"]
-    assert found.effects["verdict"][0] == found.tasks["verdict"][0] == verdict
-    assert found.table["bias"].tolist() == [shown]
-    assert found.table["inflated?"].tolist() == [
-        words.format(limit=limit, below=below, BELOW=below.upper())]
-    assert ("chance" in found.table) == (metric == "acc") and "nan" not in found.out + found.page
-    assert f"a bias of {limit} would matter (--margin)." in found.words
-    side, short = ("above", f"below {limit}") if sign > 0 else ("below", f"above -{limit}")
-    for meaning in (f"the bias lies {side} 0: by over {limit}", f"NO else, if it ends {short} (lower",
-                    f"not shown to be {side} 0,"):
-        assert meaning in found.words
+    row = one(found.table)
+    assert f" a {shown}" in headline(found)["few-shot"] and row.bias == shown
+    assert row["inflated?"] == words.format(limit=limit, below=below, BELOW=below.upper())
+    assert found.effects.verdict[0] == found.tasks.verdict[0] == verdict
+    assert ("chance" in row) == (metric == "acc") and "nan" not in found.out + found.page
+    assert f"a bias of {limit} would matter" in found.words and key in found.words
     for note, due in {"- Lower on seen texts: a. This is no inflation": "below" in words.lower(),
                       "- Weak test: a. The boost is not shown to be above 0,": "weak" in words,
                       "- Next, for a: report the unseen": verdict.startswith("yes")}.items():
         assert (note in found.words) == due
 
 
-def test_little_room(run):
+@pytest.mark.parametrize("classes, answer", [(2, "NO (weak test)"), (3, "NO")])
+def test_little_room(run, classes, answer):
     """An unseen score less than 5 points above chance, 1 / classes, is a weak test although the
     boost is high."""
-    for classes, weak in ((2, True), (3, False)):
-        rows = bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54)
-        found = run(rows)
-        assert found.table["chance"].tolist() == approx([100 / classes])
-        for words in ("NO (weak test)", "Weak test: a. The unseen score is less than 5 points above"):
-            assert (words in found.words) == weak
+    rows = bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54)
+    found = run(rows)
+    row = one(found.table)
+    assert row.chance == approx(100 / classes) and row["inflated?"] == answer
+    assert ("less than 5 points above chance, so" in found.words) == (classes == 2)
 
 
 def least_draws(known, tail, goal=0.5):
@@ -644,26 +599,24 @@ def least_draws(known, tail, goal=0.5):
 def test_the_next_step(run):
     """By a plain search: the least number of draws that knows an open bias to half the margin and,
     after a weak test, shows a boost of the size found, if 100 do."""
-    values = {"no": NINE[:8] - 3, "b": 3 * NINE, "few": 9 * NINE[:7], "gain": NINE / 2,
-              "tiny": NINE, "loss": NINE, "room": NINE}
-    rows = bias_rows(values, n=1000, versions="torch 7")
-    for name, boost in (("gain", 1.4), ("tiny", 0.3), ("loss", -1)):
-        rows.loc[rows["task"] == name, "acc_base"] = 0.6 - (boost + 3 * NINE) / 100
-    rows.loc[rows["task"] == "room", ["acc_extra", "acc_test"]] -= 0.07
-    total, bias, gain = [
-        least_draws(plain_interval(rows.query("task == @name"), effect), tail, goal)
+    rows = [bias_rows({"no": NINE[:8] - 3, "b": 3 * NINE, "few": 9 * NINE[:7]}),
+            bias_rows({"room": NINE}, extra=0.53)]
+    for name, bias, boost in (
+            ("gain", NINE / 2, 1.4), ("tiny", NINE, 0.3), ("loss", NINE, -1)):
+        rows.append(bias_rows({name: bias}).assign(acc_base=0.6 - (boost + 3 * NINE) / 100))
+    rows = pd.concat(rows).assign(n=1000, versions="torch 7")
+    total, gain = [
+        least_draws(plain_interval(rows[rows.task == name], effect), tail, goal)
         for name, effect, tail, goal in (
-            ("b", "bias", 0.055 / 7, 0.5), ("gain", "bias", 0.055 / 7, 0.5),
-            ("gain", "boost", 0.055, 1.4))]
-    assert 9 <= bias < gain < 100
+            ("b", "bias", 0.055 / 7, 0.5), ("gain", "boost", 0.055, 1.4))]
     found = run(rows)
     for words in (
             f"- Next, for b: {total} draws in all narrow the interval of its bias to ±0.5: repeat the "
             f"command of its run with --tasks b --subsamples {total} (the 9 draws that are there count",
             f"- Next, for gain: {gain} draws in all narrow the interval of its bias to ±0.5: ",
-            "- Next, for few: 8 draws in all are a first look: ",
-            "- Next, for room, tiny, loss: another recipe, such as other learning rates, more"):
+            "- Next, for few: 8 draws in all are a first look: "):
         assert words in found.words
+    assert re.search("- Next, for ((room|tiny|loss)(, )?){3}: another recipe", found.words)
     # not of a control, nor of rows of others, to which nobody can add
     for changes in ({"experiment": "x-answers"}, {"versions": math.nan}):
         assert "draws in all" not in run(rows.assign(**changes)).out
@@ -679,8 +632,7 @@ def test_other_metrics(run):
     """Without a margin, but for --margin, no verdict; a higher nll is worse."""
     assert str(fit.parse_args("a.csv b.csv --metric f1".split()).out) == "fits/a+b.f1"
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
-    rows["nll_test"] = 0.95 + 0.01 * rows["subsample"] + 0.1 * pd.factorize(rows["task"])[0]
-    assert {*fit.effects_table(rows, metric="nll")["verdict"]} == {"none"}
+    rows["nll_test"] = 0.95 + 0.01 * rows.subsample + 0.1 * pd.factorize(rows.task)[0]
     found = run(rows, "--metric", "f1")
     assert headline(found)["few-shot, a"].startswith("Mean of 3 tasks: +2.00 [+1.")
     assert "YES, by over 1 point: task" in found.words and "f1 in % of the" in found.words
@@ -688,15 +640,12 @@ def test_other_metrics(run):
     assert headline(found)["few-shot, a"].startswith(
         "NO VERDICT (two draws that differ and a --margin are needed): task00 +0.0750 [")
     assert " 1.08 " in found.out and "<td>1.08</td>" in found.page
-    for margin in (0, -1, math.inf):
-        with pytest.raises(ValueError, match="give a positive number"):
-            fit.effects_table(rows, margin)
-    assert "so a --margin of 2 says nothing" in run(
-        rows.assign(nll_test=0.5), "--metric", "nll", "--margin", 2).end
+    for margin, words in ((-1, "the margin is -1"), (0, "is 0.0: give a positive number"),
+                          ("inf", "of inf says"), (2, "so a --margin of 2 says nothing")):
+        assert words in run(rows.assign(nll_test=0.5), "--metric", "nll", "--margin", margin).end
     found = run(rows, "--metric", "f1", "--lower-is-better")
     assert "NO, not over 1 point (weak test): task" in found.words
-    signs = [fit.metric_of("brier", 1, said, rows).sign for said in (None, True, False)]
-    assert signs == [-1, -1, 1], "by its name, unless a flag says it"
+    assert fit.metric_of("nll", 1, False, rows).sign == 1, "a flag counts more than a name"
 
 
 def test_an_end_is_not_rounded_to_0_or_the_margin():
@@ -708,27 +657,24 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 def test_controls(run):
     """Their mean answers, of one task it. Gray, as they are no alarm. Of answers (m = 0), a column
     says which they are."""
-    rows = bias_rows({"a": [0, 1, -1] * 9}, n=1000, versions="torch 7")
+    rows = bias_rows({"a": NINE}, n=1000, versions="torch 7")
     read = rows.assign(experiment="x", versions="labeled_read: True")
-    control = nine(4, 0, experiment="few-shot-answers", versions="torch 8")
+    control = bias_rows({"b": NINE, "a": 4 + NINE}, n=1000, experiment="few-shot-answers")
     found, (middle, _, _, half) = run(pd.concat([rows, read, control])), plain_interval(control, "bias")
     assert headline(found)["few-shot-answers"] == (
         f"CONTROL PASSED: mean of 2 tasks {in_words(middle, half)}. This is as it should be: the labels "
         "were in the texts, and the set-up finds a bias of that size. How large a bias is still "
         "possible without labels, the interval of that run says. No bias is shown in b.")
-    names = ["few-shot (test texts without labels)",
-             "few-shot-answers (control: test texts with their labels)",
-             "x (test texts and training texts, both without labels)"]
-    assert [*found.table["run"].unique()] == names
-    assert re.findall('border-color: (.*?)"><h2>(.*?)<', found.page) == [
-        *zip((fit.COLORS["no"], "#666666", fit.COLORS["no"]), names)]
-    assert ">torch 7\ntorch 8\nlabeled_read: True<" in found.page
-    assert ": results.csv (72 rows). Bias in points" in found.page
+    cards = {"few-shot (test texts without labels)": fit.COLORS["no"],
+             "few-shot-answers (control: test texts with their labels)": "#666666",
+             "x (test texts and training texts, both without labels)": fit.COLORS["no"]}
+    assert [*found.table.run.unique()] == [*cards]
+    found = re.findall('border-color: (.*?)"><h2>(.*?)<', found.page)
+    assert {name: color for color, name in found} == cards
     # one inflated task of two does not pass for the other
-    found = headline(run(nine(4, -4, experiment="few-shot-answers")))
-    assert found["few-shot-answers"].startswith("CONTROL NOT PASSED: mean of 2 tasks +0.00 [")
-    lonely = headline(run(bias_rows({"a": [4]}, experiment="x-answers")))
-    assert lonely["x-answers"].startswith("NO VERDICT (two draws")
+    rows = bias_rows({"a": 4 + NINE, "b": NINE - 4}, n=1000, experiment="x-answers")
+    words = headline(run(rows))["x-answers"]
+    assert words.startswith("CONTROL NOT PASSED: mean of 2 tasks +0.00 [")
     own = control.assign(m=0, experiment="questions-without-answers")
     assert "CONTROL" not in run(own).out and "CONTROL PASSED" in run(own.assign(control=1)).out
 
@@ -745,9 +691,10 @@ def test_natural_variations_are_accepted(capsys):
     """A last row without a line break is whole if it has all cells."""
     plain = loaded(str(path_of(coin_rows(n=70, versions="torch 2.13"))))
     text = Path("results.csv").read_text()
+    _, *rows = text.splitlines(keepends=True)
     variations = {
-        "BOM": "\ufeff" + text, "twice": text + text.partition("\n")[2], "no break": text[:-1],
-        "torn at its end": text + text.splitlines()[-1].replace("task02", "task03")[:-12],
+        "BOM": "\ufeff" + text, "twice": text + "".join(rows), "no break": text[:-1],
+        "torn at its end": text + rows[-1].replace("task02", "task03")[:-12],
         "torn in quotes within": text.replace("\nfew", '\nfew-shot,"a, b\nfew', 1),
         "R": text.replace("\n", ",NA\n").replace(",NA", ",discordant", 1),
         "semicolons": text.replace(",", ";"), "Windows": text.replace("\n", "\r\n")}
@@ -755,44 +702,40 @@ def test_natural_variations_are_accepted(capsys):
         Path("other.csv").write_bytes(text.encode())
         found = loaded("other.csv")[plain.columns]
         pd.testing.assert_frame_equal(found, plain, obj=name)
-        cut = [line for line in capsys.readouterr().out.splitlines() if "is broken" in line]
-        assert len(cut) == ("torn" in name)
+        assert capsys.readouterr().out.count("is broken") == name.startswith("torn")
     assert len(loaded("results.csv", "--model", "b", "--tasks", "task01", "task02")) == 8
-    # The fuller row of a run counts, whatever the order of files
-    rows = coin_rows(crossed=True).assign(split=range(24))
-    full = loaded(str(path_of(rows)))
-    rows.drop(columns=rows.filter(regex="on_extra|split")).to_csv("old.csv")
+
+
+def test_the_fuller_row_of_a_run_counts():
+    """Whatever the order of files."""
+    full = loaded(str(path_of(coin_rows(crossed=True))))
+    coin_rows(crossed=True).filter(regex="^(?!.*on_extra)").to_csv("old.csv")
     for paths in (("old.csv", "results.csv"), ("results.csv", "old.csv")):
         pd.testing.assert_frame_equal(loaded(*paths)[full.columns], full)
 
 
-def changed(name, *values):
-    """The text of 24 rows, the last with these values."""
-    rows = coin_rows().astype(object)
-    rows.loc[24 - len(values) :, name] = values
-    return rows.to_csv(index=False)
+TEXT = """\
+experiment,model,task,m,n,subsample,recipe,data,acc_base,acc_base_on_extra,acc_extra,acc_test
+few-shot,a,t,10,40,1,r,d,0.5,0.1,0.5,0.6
+few-shot,a,t,10,40,2,r,d,0.5,0.2,0.5,0.6
+"""
 
 
-TEXT = coin_rows().to_csv(index=False)
-BAD = [  # a file, what is said of it
-    (TEXT.splitlines()[0], "results.csv has no rows"), ("\udce9", "'utf-8' codec can't decode"),
-    (TEXT.replace("acc_test", "x"), "column acc_test is missing"),
-    (changed("acc_base_on_extra", "half"), "results.csv, line 25: acc_base_on_extra is not a number"),
-    (TEXT + changed("acc_test", 0.1).splitlines()[-1] + "\n", "acc_test"),
-    (TEXT.replace("acc_", "text"), "results.csv has no column acc_extra, but ['experiment'"),
-    (TEXT.replace(",", ";").replace("0.", "0,"), "acc_base is not a number like 0.5"),
-    (TEXT, "has no column f2_extra, but ['acc_extra']. A --metric f2"),
-    (changed("data", *"x" * 12, *"y" * 12), "data"),
-    (changed("recipe", *"x" * 11, *"y" * 13), "recipe"),
-    (TEXT, "no rows have --tasks tusk01")]
-
-
-@pytest.mark.parametrize("text, message", BAD, ids=[message for _, message in BAD])
-def test_mistakes_end_in_one_line(run, text, message):
-    Path("results.csv").write_bytes(text.encode(errors="surrogateescape"))
-    flags = re.findall(r"(--\w+) (\w+)", message)  # if any
-    message = re.sub("--metric .*|--tasks .*", "", message)
-    end = run(Path("results.csv"), *itertools.chain(*flags)).end
+@pytest.mark.parametrize("found, instead, flags, message", cases(r"""
+    few-shot.*\s   |           |             | results.csv has no rows
+    few-shot       | \xe9       |             | 'utf-8' codec can't decode
+    acc_test       | x         |             | column acc_test is missing
+    ,0.2           | ,half     |             | results.csv, line 3: acc_base_on_extra is not a number
+    acc_           | text      |             | results.csv has no column acc_extra, but ['experiment'
+    no             | no        | --metric f2 | results.csv has no column f2_extra, but ['acc_extra'].
+    no             | no        | --tasks u   | no rows have --tasks ['u'], but ['t']
+    2,r,d,0.5,0.2  | 1,r,d,0.5,0.3 |         | n, subsample, seed but not acc_base_on_extra: keep one
+    2,r            | 2,s       |             | the same experiment, model, task, m, n but not recipe
+    r,d,0.5,0.2    | r,e,0.5,0.2 |           | another row has the same experiment, task but not data"""))
+def test_mistakes_end_in_one_line(run, found, instead, flags, message):
+    text = re.sub(found, instead, TEXT)
+    Path("results.csv").write_bytes(text.encode("latin-1"))
+    end = run(Path("results.csv"), *flags.split()).end
     assert message in end and end.startswith("error: ") and not Path("out").exists()
 
 
