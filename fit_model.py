@@ -66,12 +66,26 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["chance", "base", "unseen", "seen"]
 NOT_WRITTEN = ["shares", "words"]  # columns of `analyze`
 KINDS = {  # of texts that pretraining read
-    "control": "control: test texts with their labels",
+    "control": "control: test texts and others, with their labels",
     "held-out": "released and held-out items",
-    "labeled-read": "test texts and training texts, both without labels",
+    "labeled-read": "test texts and the m labeled texts, all without labels",
     "plain": "test texts without labels"}
+CAUSES = {  # by kind: why seen texts may score lower
+    "held-out": "Were the halves swapped, or not drawn at random? Is lower better "
+                "(--lower-is-better)?",
+    "labeled-read": "",
+    "plain": "A possible cause: to the model, the labeled texts look different from test texts "
+             "that it has read (check: --pretrain-on-labeled). In your own training: were the "
+             "halves swapped, or not drawn at random? Is lower better (--lower-is-better)?"}
+CONTROLS = {  # by whether it is passed
+    True: "CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were in "
+          "the texts, and the set-up finds a bias of that size. How large a bias is still possible "
+          "without labels, the interval of that run says.",
+    False: "CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet no bias "
+           "is shown, so a NO of this set-up means little. Try a larger model or more texts."}
 KEY_OF_RUNS = """\
-draw: random choice of texts; each is one run of base, unseen and seen
+draw: random choice of texts; each is one run of base, unseen and seen (a mean: the fewest draws \
+of its tasks)
 m: labeled texts of a draw, from which the model learns the classes
 n: unlabeled texts in each of its two sets, which take turns as test texts
 base: {metric.words} of the model as it comes, without further pretraining
@@ -90,12 +104,13 @@ unseen: that of held-out items which are as hard, judging by the clean models
 bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 """
 KEY_OF_ANSWERS = """\
-[ , ]: 89% interval: it should hold the true value 89 times in 100. Biases of several tasks have \
-wider ones, because more tasks have more chances of a false YES: at most 5.5% of tables without \
-inflation have one. There are three digits where two would round an end to 0 or to the margin
-YES: the interval of the bias lies {side}: by over {metric.limit} if all of it does, perhaps by \
-over if a part of it does, by under if none of it does
-NO: else, if it ends {end} (lower: all of it lies on the other side of 0)
+[ , ]: 89% interval: it should hold the true value 89 times in 100. If a run has several tasks, \
+the intervals of their biases are wider, so that all hold together 89 times in 100: at most 5.5% \
+of runs without inflation have a task with a YES. There are three digits where two would round an \
+end to 0 or to the margin
+YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
+perhaps by over if {metric.limit} lies in it, else by under
+NO: else, if it ends {end} (lower: it lies wholly on the other side of 0)
 OPEN: else: the interval holds 0 and {metric.limit}, so too few draws to tell
 weak test: NO or OPEN, but the boost is not shown to be {side}, or unseen is less than {room} \
 points above chance
@@ -124,6 +139,8 @@ tr { border-bottom: 1px solid #ddd }
 td:first-child, th:first-child, .key td { text-align: left }
 .key td { white-space: normal }
 li, details div { overflow-wrap: anywhere }
+li { margin: .3rem 0 .3rem 1.2rem }
+details { margin-top: 1rem }
 details div { font-size: .8rem; color: #666; white-space: pre-line }
 </style><h1>Does pretraining on the test texts inflate the score?</h1>
 """
@@ -292,14 +309,14 @@ def task_shares(units, effect):
 
 
 def draws_needed(share, tail, goal):
-    """How many draws narrow the interval of a task to ± goal."""
+    """How many draws narrow the interval of a task to ± goal: FEWEST at least."""
     K = share.subsamples.min()
 
     def is_narrow(draws):
         more = (share * K / draws).assign(df=draws - 1)
         return interval(more, tail)[2] <= goal
 
-    return bisect.bisect_left(range(500 * K), True, K, key=is_narrow)
+    return bisect.bisect_left(range(500 * K), True, max(K, FEWEST), key=is_narrow)
 
 
 def sign_flip_p(changes):
@@ -422,12 +439,11 @@ def publish(rows, metric, folder, source):
     effects = effects.drop(columns=NOT_WRITTEN)
     effects[effects.is_mean].to_csv(folder / "effects.csv", **CSV)
     effects[~effects.is_mean].to_csv(folder / "tasks.csv", **CSV)
-    draw_effects(reports, metric).savefig(folder / "effects.png", dpi=130)
+    draw_effects(reports, metric).savefig(folder / "effects.png")
     picture = base64.b64encode((folder / "effects.png").read_bytes()).decode()
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
-    ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, key, picture, ran), encoding="utf-8")
+    path.write_text(page(reports, source, key, picture), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
@@ -472,8 +488,8 @@ def reports_of(lines, metric):
                               [*notes(table, metric)]))
     control = "A control counts for its own model, task and recipe."
     if "control" not in [*lines.kind]:
-        control = ("No control in this file (run scripts: --with-answers; your own training: "
-                   "docs/own_training.md).")
+        control = ("No control in this file, so whether this set-up finds inflation is not known "
+                   "(run scripts: --with-answers; your own training: docs/own_training.md).")
     return reports, (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
                      f"(--margin). All: {', '.join(facts[~differ])}. {control}")
 
@@ -506,17 +522,13 @@ def told(table, metric):
     table["why"] = np.select(
         [table.unseen < table.chance + ROOM, table.gain <= table.gain_half],
         [f"The unseen score is less than {ROOM} points above chance",
-         "The boost is not shown to be above 0"], "")
+         "The boost is not shown to be above 0 (if it is below 0, pretraining hurts)"], "")
     table["weak"] = table.verdict.isin(["no", "open"]) & (table.why != "")
     table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test)", "")
     table["inflated?"] = table.answer.str.replace(f", not over {metric.limit}", "") + table.lower
-    parts = table[~table.is_mean]
-    if len(parts) > 1:
-        table.loc[table.is_mean, "inflated?"] += (
-            f"; {parts.verdict.isin(YES).sum()} of {len(parts)} YES, {parts.weak.sum()} weak")
-    is_gray = table.weak | (table.kind == "control")
+    is_gray = table.weak | (table.kind == "control") | (table.lower != "")
     table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
     needed = "two draws that differ and a --margin are needed"
     return table.assign(reason=table.reason.astype(object).fillna(needed))
@@ -524,7 +536,7 @@ def told(table, metric):
 
 def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
-    The mean is the last, or the first if it is a YES."""
+    The mean, which says how many they are, is the first, but never in front of a YES."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
     for _, its in parts.groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
@@ -533,23 +545,22 @@ def answers_of(table):
             names = [f"{len(its)} tasks, largest estimate {names[0]}"]
         answers.append(f"{first.answer}{reason}: {', '.join(names)}.")
     if mean.is_mean:
-        words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}."
-        answers.insert(0 if mean.verdict in YES else len(answers), words)
+        inflated = parts.verdict.isin(YES)
+        words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
+        if len(parts):
+            words += (f"; {inflated.sum()} of {len(parts)} YES, {(parts.answer == 'OPEN').sum()} "
+                      f"OPEN, {parts.weak.sum()} weak tests")
+        answers.insert(len(answers) * inflated.any(), f"{words}.")
     if mean.p_alike < LEVEL:
-        answers.append(f"The tasks differ (p = {mean.p_alike:.1g}): judge each, not the mean.")
+        answers.append(f"The tasks differ by more than chance (F test, p = {mean.p_alike:.1g}): "
+                       "judge each, not the mean.")
     return answers
 
 
 def control_answers(table):
     """Of a control: its mean (of one task: it) answers."""
     mean = table.iloc[-1]
-    if mean.verdict not in YES:
-        return [f"CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet "
-                "no bias is shown, so a NO of this set-up means little. Try a larger model or more "
-                "texts."]
-    answers = [f"CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were "
-               "in the texts, and the set-up finds a bias of that size. How large a bias is still "
-               "possible without labels, the interval of that run says."]
+    answers = [CONTROLS[mean.verdict in YES].format(mean=mean)]
     silent = table.part[~table.verdict.isin(YES)]
     if len(silent):
         answers.append(f"No bias is shown in {some_of([*silent])}.")
@@ -564,7 +575,7 @@ def some_of(names):
 def notes(table, metric):
     """Yield sentences: what weakens the answers, what they mean, what to do next."""
     mean, parts = table.iloc[-1], table[~table.is_mean]
-    if mean.kind == "control":
+    if mean.kind == "control" or mean.models > 1:
         return
     for why, its in parts[parts.weak].groupby("why"):
         yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
@@ -572,22 +583,17 @@ def notes(table, metric):
     lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
-               "some. A possible cause, unless this run read the labeled texts, too: to the model "
-               "they look different from test texts that it has read (check: "
-               "--pretrain-on-labeled). If you split the items yourself: were the halves swapped, "
-               "or not drawn at random? Is lower better (--lower-is-better)?")
-    if pd.notna(mean.like_half):
-        yield (f"Over all tasks like these {mean.tasks}, expect a mean bias of "
-               f"{in_words(mean.estimate, mean.like_half, metric)}. One task may differ more.")
+               f"some. {CAUSES[mean.kind]}")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     is_fixed = mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours)
-    if is_fixed and "open" in [*parts.verdict]:
-        yield "Next: nothing can be added to these rows, so report what is OPEN as not decided."
-    elif not is_fixed:
-        yield from next_draws(parts, metric)
+    steps = [] if is_fixed else [*next_draws(parts, metric)]
+    yield from steps
+    if not steps and not len(inflated):
+        yield ("Next: nothing to add. Report the score with the interval of its bias, and what is "
+               "OPEN as not decided.")
 
 
 def next_draws(parts, metric):
@@ -595,20 +601,18 @@ def next_draws(parts, metric):
     hopeless = []
     for part in parts.query("weak or verdict == 'open'").itertuples():
         total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-        aim = f"narrow the interval of its bias to ±{metric.margin / 2:g}"
         if part.weak:  # the boost, too, has to be shown
             total = max(total, draws_needed(part.boost_shares, TAIL, part.gain))
-        if part.is_ours and part.draws < FEWEST:
-            total, aim = FEWEST, "are a first look"
         if part.weak and total > MOST_DRAWS:
             hopeless.append(part.part)
             continue
         how = "split and train again (docs/own_training.md)"
         if part.is_ours:
-            how = (f"repeat the command of its run with --tasks {part.part} --subsamples {total} "
+            how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
-        yield (f"Next, for {part.part}: {total} draws in all {aim}: {how}. Fix the number before "
-               "you look, and add draws only once.")
+        yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
+               f"to about ±{metric.margin / 2:g}: {how}. Fix the number before you look, and add "
+               "draws only once.")
     if hopeless:
         yield (f"Next, for {some_of(hopeless)}: another recipe, such as other learning rates, more "
                "epochs or labeled texts, a larger model (docs/own_texts.md). Choose by the boost, "
@@ -628,7 +632,9 @@ def key_words(metric, is_held_out):
 def screen(reports, common, key):
     print(wrap(f"Does pretraining on the test texts inflate the score? {common}") + "\n")
     for report in reports:
-        print(wrap(f"{report.name}: {' '.join(report.answers)}"))
+        print(f"{report.name}:")
+        for answer in report.answers:
+            print(wrap(answer, "  "))
     print()
     for term, meaning in key.items():
         print(wrap(meaning, f"  {term:11}"))
@@ -644,22 +650,21 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, key, picture, ran):
+def page(reports, source, key, picture):
     text = HEAD + tag("p", source)
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
         card = tag("h2", report.name) + "".join(tag("div", answer) for answer in report.answers)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
-    words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
-             for term, meaning in key.items()]
-    text += f'<table class="key">{"".join(words)}</table>'
     for report in reports:
         table = shown(report.table).to_html(border=0, index=False, **NUMBERS)
         text += tag("h2", report.name) + table
         text += "".join(tag("li", note) for note in report.notes)
-    return (f"{text}<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
-            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
+    words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
+             for term, meaning in key.items()]
+    return (f'{text}<h2>Words</h2><table class="key">{"".join(words)}</table>'
+            f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>")
 
 
 def tag(name, text):
@@ -675,7 +680,7 @@ def draw_effects(reports, metric):
                              height_ratios=heights)
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
-        scores.set_title(report.name, loc="left", fontweight="bold", parse_math=False)
+        scores.set_title(report.name, loc="left", parse_math=False)
         scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
         scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
@@ -692,11 +697,13 @@ def draw_effects(reports, metric):
             axis.set_ylim(len(rows) - 0.5, -0.5)
             axis.set_frame_on(False)
             axis.grid(axis="x")
+            axis.tick_params(length=0)
             for tick, color in zip(axis.get_yticklabels(), rows.color):
                 tick.set_color(color)
     scores.set_xlabel(metric.words)
-    biases.set_xlabel(f"bias, {metric.unit} (dotted: {metric.limit})\n"
-                      "red: YES, green: NO, gray: OPEN, weak test or control")
+    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals\n"
+                      f"(dotted: {metric.limit}; "
+                      "red: YES, green: NO, gray: OPEN, lower, weak test or control)")
     figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 
