@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,13 +22,25 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 PAPER = ROOT / "tests" / "published"
 PUBLISHED = [PAPER / "few_shot_m50.csv", PAPER / "few_shot_m100.csv"]
-SIZES = [50, 100, 200, 500]  # n
-TABLE_1 = {  # by (m, model): boost, bias in percent by n, as printed in the paper
-    (50, "bert"): ([4.1, 3.9, 3.9, 3.5], [0.19, 0.18, -0.39, 0.48]),
-    (50, "gpt2"): ([3.8, 4.1, 4.4, 4.6], [0.18, 0.11, -0.05, -0.08]),
-    (100, "bert"): ([6.2, 6.1, 4.1, 6.1], [-0.08, -0.37, 0.33, -0.16]),
-    (100, "gpt2"): ([2.2, 2.5, 6.3, 3.9], [-0.05, 0.03, -0.01, -0.21]),
-}
+TABLE_1 = """
+m   model n   boost bias
+50  bert  50  4.1   0.19
+50  bert  100 3.9   0.18
+50  bert  200 3.9   -0.39
+50  bert  500 3.5   0.48
+50  gpt2  50  3.8   0.18
+50  gpt2  100 4.1   0.11
+50  gpt2  200 4.4   -0.05
+50  gpt2  500 4.6   -0.08
+100 bert  50  6.2   -0.08
+100 bert  100 6.1   -0.37
+100 bert  200 4.1   0.33
+100 bert  500 6.1   -0.16
+100 gpt2  50  2.2   -0.05
+100 gpt2  100 2.5   0.03
+100 gpt2  200 6.3   -0.01
+100 gpt2  500 3.9   -0.21
+"""  # as printed in the paper
 
 
 @pytest.fixture
@@ -183,15 +196,15 @@ def test_tables_1a_and_1b_and_section_7(run):
     # how many of the 200 cells of each model it learned, by another's count
     cells = found.tasks.query("effect == 'bias' and m > 0 and unseen >= chance + 5")
     assert cells.model.value_counts()[["bert", "gpt2"]].tolist() == [164, 129]
-    means = found.effects.query("model != 'all' and m > 0")
+    printed = pd.read_csv(StringIO(TABLE_1), sep=" +", engine="python")
+    printed = printed.melt(["m", "model", "n"], var_name="effect", value_name="printed")
+    means = found.effects.merge(printed)
     assert len(means) == 32 and {*means.tasks} == {25}
-    for row in means.itertuples():
-        boosts, biases = TABLE_1[row.m, row.model]
-        expected, near = {"boost": (boosts, 0.0506), "bias": (biases, 0.00551)}[row.effect]
-        assert abs(row.estimate - expected[SIZES.index(row.n)]) < near
+    near = means.effect.map({"boost": 0.0506, "bias": 0.00551})
+    assert ((means.estimate - means.printed).abs() < near).all()
     by_task = found.tasks.query("model != 'all'").groupby(["effect", "task"]).estimate.mean()
     above = by_task.round(9) > 0
-    assert [above[effect].sum() for effect in ("bias", "boost")] == [12, 23]
+    assert above.groupby("effect").sum().to_dict() == {"bias": 12, "boost": 23}
     adjusted = found.tasks.p_adjusted.dropna()  # not of means over models
     assert len(adjusted) == 400 and adjusted.min() == approx(0.081, abs=5e-4)
     mean = one(found.effects, effect="bias", model="all", n=None)
@@ -260,7 +273,7 @@ def test_text_variance_over_models_and_seeds():
 
 @pytest.mark.parametrize("sizes, luck, n, effects", [
     ((4, 9), (1, 2), 5000, (0, 1)), ((9, 3, 4), (4, 1, 0.5), 5000, (2, 0, 0)),
-    ((6, 6, 6, 6), (0.3, 1, 2, 3), 5000, (0, 1, 2, 1)), ((3, 3, 3), (0, 0, 0), 50, (0, 0.5, 1))])
+    ((3, 3, 3), (0, 0, 0), 50, (0, 0.5, 1))])
 def test_do_the_tasks_differ(run, sizes, luck, n, effects):
     """Welch's t test of two tasks, Mehrotra's degrees of freedom (1997) for more, chi-squared where
     the noise of rounding is wider than the spread."""
@@ -639,8 +652,8 @@ def test_other_metrics(run):
     assert "f1 in % of the" in found.words
     assert headline(found)["few-shot, a"].startswith("YES, by over 1 point: task00 +2.00 [+1.")
     found = run(rows, "--metric", "nll")
-    assert headline(found)["few-shot, a"].startswith(
-        "NO VERDICT (two draws that differ and a --margin are needed): task00 +0.0750 [")
+    words = " NO VERDICT (two draws that differ and a --margin are needed): task00 +0.0750 ["
+    assert words in headline(found)["few-shot, a"]
     assert " 1.08 " in found.out and "<td>1.08</td>" in found.page
     for margin, words in ((-1, "the margin is -1"), (0, "is 0.0: give a positive number"),
                           ("inf", "of inf says"), (2, "so a --margin of 2 says nothing")):
@@ -712,7 +725,7 @@ def test_the_fuller_row_of_a_run_counts():
     """Whatever the order of files."""
     full = loaded(str(path_of(coin_rows(crossed=True))))
     coin_rows(crossed=True).filter(regex="^(?!.*on_extra)").to_csv("old.csv")
-    for paths in (("old.csv", "results.csv"), ("results.csv", "old.csv")):
+    for paths in itertools.permutations(["old.csv", "results.csv"]):
         pd.testing.assert_frame_equal(loaded(*paths)[full.columns], full)
 
 
