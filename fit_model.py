@@ -51,7 +51,6 @@ os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
 FEWEST = 8  # draws of a task; the spread of fewer varies too much
-MOST_DRAWS = 100  # beyond which another recipe costs less than to show a boost
 ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
@@ -106,18 +105,20 @@ bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 KEY_OF_ANSWERS = """\
 [ , ]: 89% interval: it should hold the true value 89 times in 100. If a run has several tasks, \
 the intervals of their biases are wider, so that all hold together 89 times in 100: at most 5.5% \
-of runs without inflation have a task with a YES. There are three digits where two would round an \
-end to 0 or to the margin
+of runs without inflation have a task with a YES (of several runs, more). That of a mean is for \
+the mean of these very tasks; where they differ by more than chance (F test), judge each. There are three digits where two would round an end to 0 or to the \
+margin
 YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
 perhaps by over if {metric.limit} lies in it, else by under
-NO: else, if it ends {end} (lower: it lies wholly on the other side of 0)
-OPEN: else: the interval holds 0 and {metric.limit}, so too few draws to tell
+NO: no YES, and the interval ends {end}: so much is ruled out, less is possible (lower: the whole \
+interval lies on the other side of 0)
+OPEN: neither: the interval holds 0 and {metric.limit}, so too few draws to tell
 weak test: NO or OPEN, but the boost is not shown to be {side}, or unseen is less than {room} \
 points above chance
 """
 INTERVALS = """\
-An 89% interval is the wider of two: Student's t, from how much draws differ (for tasks like \
-these: how much tasks differ), and Normal, from the draw of texts or rounding. The bias of one of \
+An 89% interval is the wider of two: Student's t, from how much draws differ, and Normal, from the \
+draw of texts or rounding. The bias of one of \
 J tasks or models has an interval at 5.5% / J a side, so that an innocent one is called inflated \
 in at most 5.5% of tables. Read a verdict at the number of draws that was fixed before. The margin \
 (--margin) is the bias that would matter. What each verdict means, and what to do next: \
@@ -442,8 +443,9 @@ def publish(rows, metric, folder, source):
     draw_effects(reports, metric).savefig(folder / "effects.png")
     picture = base64.b64encode((folder / "effects.png").read_bytes()).decode()
     source = f"{date.today()}: {source} ({len(rows)} rows). {common}"
+    ran = "\n".join(rows.versions.dropna().unique())
     path = folder / "report.html"
-    path.write_text(page(reports, source, key, picture), encoding="utf-8")
+    path.write_text(page(reports, source, key, picture, ran), encoding="utf-8")
     print(f"\nReport, for a browser: {path.resolve()}")
     return pd.concat([shown(report.table).assign(run=report.name) for report in reports])
 
@@ -458,8 +460,7 @@ def with_boost(effects, rows, metric):
     with_training = rows.versions.astype(str).str.contains("labeled_read")
     kinds = np.select([with_labels, rows.bias_df.notna(), with_training], [*KINDS][:3], "plain")
     return bias.assign(
-        gain=metric.sign * boost.estimate, gain_half=boost.half, boost_shares=boost.shares,
-        boost=boost.words,
+        gain=metric.sign * boost.estimate, gain_half=boost.half, boost=boost.words,
         kind=bias.experiment.map(dict(zip(rows.experiment, kinds))),
         is_ours=(rows.versions.notna() & (rows.m > 0)).all())
 
@@ -509,26 +510,24 @@ def in_words(estimate, half, metric):
 
 
 def told(table, metric):
-    """The table in the words that are shown. why: what makes a NO or OPEN a weak test. order: what
-    matters first."""
+    """The table in the words that are shown. unhelpful (the boost is not shown to be above 0) or
+    near_chance makes a NO or OPEN a weak test. order: what matters first."""
     table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
     table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
     edge = metric.sign * table.estimate + table.shown_half
     lower = "lower" if metric.sign > 0 else "higher"
-    table["lower"] = np.select(
-        # chance alone does not go beyond the margin
-        [edge < -(metric.margin or math.inf), edge < 0],
-        [f", BUT SEEN SCORES {lower.upper()}", f" ({lower})"], "")
-    table["why"] = np.select(
-        [table.unseen < table.chance + ROOM, table.gain <= table.gain_half],
-        [f"The unseen score is less than {ROOM} points above chance",
-         "The boost is not shown to be above 0 (if it is below 0, pretraining hurts)"], "")
-    table["weak"] = table.verdict.isin(["no", "open"]) & (table.why != "")
+    table["lower"] = np.where(edge < 0, f" ({lower})", "")
+    table["unhelpful"] = table.gain <= table.gain_half
+    table["near_chance"] = table.unseen < table.chance + ROOM
+    table["weak"] = table.verdict.isin(["no", "open"]) & (table.unhelpful | table.near_chance)
     table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test)", "")
     table["inflated?"] = table.answer.str.replace(f", not over {metric.limit}", "") + table.lower
-    is_gray = table.weak | (table.kind == "control") | (table.lower != "")
+    hides = table.is_mean & (table.p_alike < LEVEL)
+    differ = f", but the tasks differ (p = {table.p_alike.iloc[0]:.1g})"
+    table["inflated?"] += np.where(hides, differ, "")
+    is_gray = table.weak | (table.kind == "control") | (table.lower != "") | hides
     table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
     needed = "two draws that differ and a --margin are needed"
     return table.assign(reason=table.reason.astype(object).fillna(needed))
@@ -536,7 +535,7 @@ def told(table, metric):
 
 def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
-    The mean, which says how many they are, is the first, but never in front of a YES."""
+    The mean is the first, but never in front of a YES nor where the tasks differ."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
     for _, its in parts.groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
@@ -548,12 +547,9 @@ def answers_of(table):
         inflated = parts.verdict.isin(YES)
         words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
         if len(parts):
-            words += (f"; {inflated.sum()} of {len(parts)} YES, {(parts.answer == 'OPEN').sum()} "
-                      f"OPEN, {parts.weak.sum()} weak tests")
-        answers.insert(len(answers) * inflated.any(), f"{words}.")
-    if mean.p_alike < LEVEL:
-        answers.append(f"The tasks differ by more than chance (F test, p = {mean.p_alike:.1g}): "
-                       "judge each, not the mean.")
+            words += f"; {inflated.sum()} of {len(parts)} tasks YES"
+        is_last = inflated.any() or mean.p_alike < LEVEL
+        answers.insert(len(answers) * is_last, f"{words}.")
     return answers
 
 
@@ -577,9 +573,13 @@ def notes(table, metric):
     mean, parts = table.iloc[-1], table[~table.is_mean]
     if mean.kind == "control" or mean.models > 1:
         return
-    for why, its in parts[parts.weak].groupby("why"):
-        yield (f"Weak test: {some_of([*its.part])}. {why}, so inflation may have little room "
-               "there. A recipe that helps more may inflate more.")
+    for why, chosen in (
+            ("The boost is not shown to be above 0 (below 0, pretraining hurts)", parts.unhelpful),
+            (f"Unseen is less than {ROOM} points above chance", parts.near_chance)):
+        its = parts.part[parts.weak & chosen]
+        if len(its):
+            yield (f"Weak test: {some_of([*its])}. {why}, so inflation may have little room there. "
+                   "A recipe that helps more may inflate more.")
     lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
@@ -588,35 +588,33 @@ def notes(table, metric):
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
-    is_fixed = mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours)
-    steps = [] if is_fixed else [*next_draws(parts, metric)]
+    if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
+        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        return
+    steps = [*next_draws(parts, metric)]
     yield from steps
     if not steps and not len(inflated):
-        yield ("Next: nothing to add. Report the score with the interval of its bias, and what is "
-               "OPEN as not decided.")
+        yield ("Next: no more draws are needed. Report the score with the interval of its bias, "
+               "and run the control (--with-answers), if there is none.")
 
 
 def next_draws(parts, metric):
-    """Yield what to do about parts that are open or weak: more draws, or another recipe."""
-    hopeless = []
-    for part in parts.query("weak or verdict == 'open'").itertuples():
+    """Yield what to do about parts that are open or weak tests."""
+    for part in parts[parts.answer == VERDICTS["open"]].itertuples():
         total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
-        if part.weak:  # the boost, too, has to be shown
-            total = max(total, draws_needed(part.boost_shares, TAIL, part.gain))
-        if part.weak and total > MOST_DRAWS:
-            hopeless.append(part.part)
-            continue
         how = "split and train again (docs/own_training.md)"
         if part.is_ours:
             how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
         yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
-               f"to about ±{metric.margin / 2:g}: {how}. Fix the number before you look, and add "
-               "draws only once.")
-    if hopeless:
-        yield (f"Next, for {some_of(hopeless)}: another recipe, such as other learning rates, more "
-               "epochs or labeled texts, a larger model (docs/own_texts.md). Choose by the boost, "
-               "never by the bias, on draws that you do not report.")
+               f"to about ±{metric.margin / 2:g}, which decides: {how}. Fix the number before you "
+               "look, and add draws only once.")
+    weak = parts.part[parts.weak]
+    if len(weak):
+        yield (f"Next, for {some_of([*weak])}: more draws, if the boost is above 0 and unseen well "
+               "above chance; else another recipe (--pretrain-lr, --pretrain-epochs, a larger --m "
+               "or --model; docs/own_texts.md). Choose by the boost, never by the bias, on draws "
+               "that you do not report.")
 
 
 def key_words(metric, is_held_out):
@@ -650,8 +648,8 @@ def shown(table):
     return table[COLUMNS].dropna(axis=1, how="all")
 
 
-def page(reports, source, key, picture):
-    text = HEAD + tag("p", source)
+def page(reports, source, key, picture, ran):
+    text = f"{HEAD}<p>{html.escape(source)}</p>\n"
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
         card = tag("h2", report.name) + "".join(tag("div", answer) for answer in report.answers)
@@ -664,7 +662,8 @@ def page(reports, source, key, picture):
     words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
              for term, meaning in key.items()]
     return (f'{text}<h2>Words</h2><table class="key">{"".join(words)}</table>'
-            f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>")
+            f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
+            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
 
 
 def tag(name, text):
