@@ -126,5 +126,6 @@ def test_experiments_are_not_averaged(run):
     assert {*csv_of("shares").threshold} == {0}
     for name, shares in csv_of("shares").groupby("experiment"):
         drawn, shuffled = (f"{share:.0%}" for share in shares.outside)
-        assert f"{name}: ONE DRAW OF EACH TASK CLAIMS A BIAS IN {drawn} OF SLICES, AND IN {shuffled} " in out
+        said = f"{name}: ONE DRAW OF EACH TASK CLAIMS A BIAS IN {drawn} OF SLICES, AND IN {shuffled} "
+        assert said in out
     assert "--slices: give a number above 0" in run(rows, "--slices", 0).err
