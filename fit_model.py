@@ -65,14 +65,14 @@ EFFECTS = {"bias": ("extra", "test"), "boost": ("base", "extra")}  # control, tr
 MEANS = ["chance", "base", "unseen", "seen"]
 NOT_WRITTEN = ["shares", "words"]  # columns of `analyze`
 KINDS = {  # of texts that pretraining read
-    "control": "control: test texts and others, with their labels",
+    "control": "control: both sets of texts with their labels",
     "held-out": "released and held-out items",
     "labeled-read": "test texts and the m labeled texts, all without labels",
     "plain": "test texts without labels"}
 CAUSES = {  # by kind: why seen texts may score lower
     "held-out": "Were the halves swapped, or not drawn at random? Is lower better "
                 "(--lower-is-better)?",
-    "labeled-read": "",
+    "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
              "that it has read (check: --pretrain-on-labeled). In your own training: were the "
              "halves swapped, or not drawn at random? Is lower better (--lower-is-better)?"}
@@ -83,12 +83,13 @@ CONTROLS = {  # by whether it is passed
     False: "CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet no bias "
            "is shown, so a NO of this set-up means little. Try a larger model or more texts."}
 KEY_OF_RUNS = """\
-draw: random choice of texts; each is one run of base, unseen and seen (a mean: the fewest draws \
-of its tasks)
+part: task, or their mean
+draw: random choice of texts; each is one run of base, unseen and seen (a mean has the fewest \
+draws of its tasks and settings)
 m: labeled texts of a draw, from which the model learns the classes
-n: unlabeled texts in each of its two sets, which take turns as test texts
+n: unlabeled texts in each of the two sets of a draw, which take turns as the test texts
 base: {metric.words} of the model as it comes, without further pretraining
-unseen: the same after pretraining on other texts of this kind
+unseen: the same after pretraining on other texts of this kind (of a control: with their labels)
 seen: the same after pretraining on these very texts
 boost: unseen - base: what pretraining on other texts of this kind adds
 bias: seen - unseen: what having read these very texts adds (can be below 0: to the model, texts \
@@ -103,11 +104,13 @@ unseen: that of held-out items which are as hard, judging by the clean models
 bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 """
 KEY_OF_ANSWERS = """\
-[ , ]: 89% interval: it should hold the true value 89 times in 100. If a run has several tasks, \
-the intervals of their biases are wider, so that all hold together 89 times in 100: at most 5.5% \
-of runs without inflation have a task with a YES (of several runs, more). That of a mean is for \
-the mean of these very tasks; where they differ by more than chance (F test), judge each. There are three digits where two would round an end to 0 or to the \
-margin
+[ , ]: 89% interval: it should hold the true value 89 times in 100 (with a third digit where two \
+would round an end to 0 or to the margin)
+tasks: if there are several, the intervals of their biases are wider, so that all hold together 89 \
+times in 100: at most 5.5% of runs without inflation have a task with a YES (of R runs, up to R \
+times as many)
+mean: its interval is for the mean of these very tasks. Where they differ by more than chance (F \
+test, p below 0.05), judge each
 YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
 perhaps by over if {metric.limit} lies in it, else by under
 NO: no YES, and the interval ends {end}: so much is ruled out, less is possible (lower: the whole \
@@ -268,7 +271,8 @@ def effect_rows(units, effect, metric):
     facts = units[["experiment", "model", "models", "m", "n"]].iloc[0]
     facts["setting"] = title_of(facts.m, facts.n)
     if settings > 1:
-        facts[["m", "n", "setting"]] = "", "", f"mean over {settings} settings of m, n"
+        facts[["m", "n", "setting"]] = "", "", (
+            f"mean over m in {units.m.unique().tolist()}, n in {units.n.unique().tolist()}")
     if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
         changes = units.bias / 100 * units.texts  # of right answers
         means["p"] = p = changes.groupby(units.task).agg(sign_flip_p)
@@ -523,10 +527,8 @@ def told(table, metric):
     table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test)", "")
-    table["inflated?"] = table.answer.str.replace(f", not over {metric.limit}", "") + table.lower
+    table["inflated?"] = table.answer + table.lower
     hides = table.is_mean & (table.p_alike < LEVEL)
-    differ = f", but the tasks differ (p = {table.p_alike.iloc[0]:.1g})"
-    table["inflated?"] += np.where(hides, differ, "")
     is_gray = table.weak | (table.kind == "control") | (table.lower != "") | hides
     table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
     needed = "two draws that differ and a --margin are needed"
@@ -535,7 +537,7 @@ def told(table, metric):
 
 def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
-    The mean is the first, but never in front of a YES nor where the tasks differ."""
+    The mean is the last, but the first if the tasks are many, alike, and none is a YES."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
     for _, its in parts.groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
@@ -544,11 +546,14 @@ def answers_of(table):
             names = [f"{len(its)} tasks, largest estimate {names[0]}"]
         answers.append(f"{first.answer}{reason}: {', '.join(names)}.")
     if mean.is_mean:
-        inflated = parts.verdict.isin(YES)
+        inflated, strong = parts.verdict.isin(YES), parts.verdict[~parts.weak]
         words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
-        if len(parts):
-            words += f"; {inflated.sum()} of {len(parts)} tasks YES"
-        is_last = inflated.any() or mean.p_alike < LEVEL
+        if mean.p_alike < LEVEL:
+            words += f", but the tasks differ (p = {mean.p_alike:.1g})"
+        if len(parts) > NAMED:
+            words += (f"; {inflated.sum()} YES, {(strong == 'open').sum()} OPEN, "
+                      f"{(strong == 'no').sum()} NO, {parts.weak.sum()} weak tests")
+        is_last = len(parts) <= NAMED or inflated.any() or mean.p_alike < LEVEL
         answers.insert(len(answers) * is_last, f"{words}.")
     return answers
 
@@ -594,8 +599,8 @@ def notes(table, metric):
     steps = [*next_draws(parts, metric)]
     yield from steps
     if not steps and not len(inflated):
-        yield ("Next: no more draws are needed. Report the score with the interval of its bias, "
-               "and run the control (--with-answers), if there is none.")
+        yield ("Next: no more draws are needed for an answer. Report the seen score with the "
+               "interval of its bias.")
 
 
 def next_draws(parts, metric):
@@ -607,8 +612,8 @@ def next_draws(parts, metric):
             how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
         yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
-               f"to about ±{metric.margin / 2:g}, which decides: {how}. Fix the number before you "
-               "look, and add draws only once.")
+               f"to about ±{metric.margin / 2:g}, which should decide: {how}. Fix the number "
+               "before you look, and add draws only once.")
     weak = parts.part[parts.weak]
     if len(weak):
         yield (f"Next, for {some_of([*weak])}: more draws, if the boost is above 0 and unseen well "
@@ -657,7 +662,7 @@ def page(reports, source, key, picture, ran):
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
     for report in reports:
         table = shown(report.table).to_html(border=0, index=False, **NUMBERS)
-        text += tag("h2", report.name) + table
+        text += f"<h2>{html.escape(report.name)}</h2>\n{table}"
         text += "".join(tag("li", note) for note in report.notes)
     words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
              for term, meaning in key.items()]
