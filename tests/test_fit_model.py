@@ -216,10 +216,13 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert cell["effects_table"](rows).verdict.tolist() == found.effects.verdict.tolist()
 
     said = headline(found)
-    assert said["few-shot, mean of 2 models"] == "Mean of 2 models: +0.01 [-0.08, +0.10], NO."
-    words = " OPEN: 10 tasks, largest estimate trec +0.64 [-1.49, +2.77]. NO, not over 1 point: "
-    assert words in said["few-shot, bert"]
-    assert "All: mean over 8 settings of m, n. No control in this file" in found.words
+    assert said["few-shot, mean of 2 models"] == (
+        "Mean of 2 models: +0.01 [-0.08, +0.10], NO, not over 1 point.")
+    assert said["few-shot, bert"].startswith(
+        "Mean of 25 tasks: +0.02 [-0.15, +0.19], NO, not over 1 point; 0 YES, 10 OPEN, 7 NO, 8 "
+        "weak tests. OPEN: 10 tasks, largest estimate trec +0.64 [-1.49, +2.77]. NO, not over 1 ")
+    words = "All: mean over m in [50, 100], n in [50, 100, 200, 500]. No control in this file"
+    assert words in found.words
     assert found.table.part[::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
 
 
@@ -292,7 +295,7 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
         p = stats.chi2.sf(J * np.var(means) / ((100 / n) ** 2 / 12 / 3 / 2), 2)
     assert one(found.effects, effect="bias", model="all").p_alike == approx(p, rel=1e-4)
     p = one(found.effects, effect="bias", model="bert").p_alike
-    words = f", but the tasks differ (p = {p:.1g}); "
+    words = f", but the tasks differ (p = {p:.1g})"
     assert (words in headline(found)["few-shot, bert"]) == (p < 0.05)
 
 
@@ -311,18 +314,18 @@ PARTS = {  # by name: bias, how wide its draws lie, base (unseen is 60)
     ([*PARTS],
      "YES, by over 1 point: {over}. YES, perhaps by over 1 point: {perhaps}. YES, by under 1 "
      "point: {under}. OPEN: {open}. NO, not over 1 point: {no}, {low} (lower). OPEN (weak test): "
-     "{open hurt}. NO, not over 1 point (weak test): {hurt}. Mean of 8 tasks: {mean}, NO, but the tasks "
-     "differ (p = {p:.1g}); 3 of 8 tasks YES."),
+     "{open hurt}. NO, not over 1 point (weak test): {hurt}. Mean of 8 tasks: {mean}, NO, not over "
+     "1 point, but the tasks differ (p = {p:.1g}); 3 YES, 1 OPEN, 2 NO, 2 weak tests."),
     (["no", "over"],
      "YES, by over 1 point: {over}. NO, not over 1 point: {no}. Mean of 2 tasks: {mean}, YES, by "
-     "over 1 point, but the tasks differ (p = {p:.1g}); 1 of 2 tasks YES."),
+     "over 1 point, but the tasks differ (p = {p:.1g})."),
     (["hurt", "open hurt"],
-     "Mean of 2 tasks: {mean}, NO (weak test); 0 of 2 tasks YES. OPEN (weak test): {open hurt}. "
-     "NO, not over 1 point (weak test): {hurt}."),
+     "OPEN (weak test): {open hurt}. NO, not over 1 point (weak test): {hurt}. Mean of 2 tasks: "
+     "{mean}, NO, not over 1 point (weak test)."),
     (["hurt"], "NO, not over 1 point (weak test): {hurt}.")])
 def test_what_is_said_of_a_run(run, names, words):
-    """Each YES with its number, then OPEN, NO, weak tests, and the mean; it is first where no task
-    is a YES and they do not differ. Intervals by SciPy's t."""
+    """Each YES with its number, then OPEN, NO, weak tests, and the mean. Intervals by SciPy's
+    t."""
     rows, facts = [], {}
     for name in names:
         bias, wide, base = PARTS[name]
@@ -374,7 +377,7 @@ def test_means_only_where_tasks_are_shared(run):
             ([bias_rows(a), bias_rows(both, m=9)],
              ["few-shot, m = 8, n = 100", "few-shot, m = 9, n = 100"]),
             ([bias_rows(a), bias_rows(a, m=9), bias_rows(both, model="x")],
-             ["few-shot, mean over 2 settings of m, n, bert", "few-shot, m = 8, n = 100, x"])):
+             ["few-shot, mean over m in [8, 9], n in [100], bert", "few-shot, m = 8, n = 100, x"])):
         assert [*headline(run(pd.concat(parts)))] == names
 
 
@@ -412,7 +415,7 @@ def test_the_boost_of_crossed_answers(run, sd, half, is_weak):
     found = run(rows.assign(acc_base=0.4 + 0.001 * NINE[:4], item_variance_boost=sd**2))
     row = one(found.tasks, effect="boost")
     assert row.shown_high - row.low == approx(2 * half, rel=1e-4)
-    assert ("NO (weak test)" in found.out) == is_weak
+    assert ("NO, not over 5 points (weak test)" in found.out) == is_weak
 
 
 # The paper's model
@@ -556,11 +559,11 @@ def test_the_papers_model_from_the_command_line(run):
     20 .3 2    | open     | OPEN
     20 .5 .9   | yes-under | YES, by under {limit}
     .5 .5 .9   | yes-under | YES, by under {limit}
-    20 -1 3    | no       | NO
-    .9 -.9 1   | no       | NO ({below})
-    .5 0 1     | no       | NO (weak test)
-    -3 -3 1    | no       | NO (weak test) ({below})
-    nan 0 1    | no       | NO
+    20 -1 3    | no       | NO, not over {limit}
+    .9 -.9 1   | no       | NO, not over {limit} ({below})
+    .5 0 1     | no       | NO, not over {limit} (weak test)
+    -3 -3 1    | no       | NO, not over {limit} (weak test) ({below})
+    nan 0 1    | no       | NO, not over {limit}
     -3 0 2     | open     | OPEN (weak test)
     -3 3 1     | yes      | YES, by over {limit}"""))
 @pytest.mark.parametrize("metric, margin, sign, digits, limit, below, key", [
@@ -590,7 +593,8 @@ def test_verdicts(
         assert (note in found.words) == due
 
 
-@pytest.mark.parametrize("classes, answer", [(2, "NO (weak test)"), (3, "NO")])
+@pytest.mark.parametrize("classes, answer", [
+    (2, "NO, not over 1 point (weak test)"), (3, "NO, not over 1 point")])
 def test_little_room(run, classes, answer):
     """An unseen score less than 5 points above chance, 1 / classes, is a weak test although the
     boost is high."""
@@ -619,17 +623,18 @@ def test_the_next_step(run):
     found = run(rows)
     for words in (
             f"- Next, for b: {total} draws in all would narrow the interval of its bias to about "
-            "±0.5, which decides: repeat the command that you ran with --tasks b --subsamples "
-            f"{total} (the 9 draws that are there count).", "- Next, for few: 8 draws in all"):
+            "±0.5, which should decide: repeat the command that you ran with --tasks b "
+            f"--subsamples {total} (the 9 draws that are there count).",
+            "- Next, for few: 8 draws in all"):
         assert words in found.words
     assert re.search("- Next, for (loss|room), (loss|room): more draws, if the boost", found.words)
     # not of a control, nor of rows of others, to which nobody can add
     assert "- Next" not in run(rows.assign(experiment="x-answers")).out
     words = run(rows.assign(versions=math.nan)).words
     assert words.count("- Next") == 1 and "- Next: nothing can be added to these rows." in words
-    assert "- Next: no more draws are needed." in run(rows.query("task == 'no'")).words
+    assert "- Next: no more draws are needed for" in run(rows.query("task == 'no'")).words
     own = rows.query("task == 'loss' and subsample < 5").assign(m=0, acc_base=0.4)
-    assert re.search(r"for loss: \d+ draws .* ±2.5, which decides: split and", run(own).words)
+    assert re.search(r"for loss: \d+ draws .* ±2.5, which should decide: split", run(own).words)
     # in a mean over settings, by all rows of a task
     both = pd.concat([rows, rows.assign(m=9)]).query("task == 'b'")
     total = least_draws(plain_interval(both, "bias"), 0.055)
@@ -672,10 +677,10 @@ def test_controls(run):
     middle, _, _, half = plain_interval(control, "bias")
     assert headline(found)["few-shot-answers"] == (
         f"CONTROL PASSED: mean of 2 tasks {in_words(middle, half)}. This is as it should be: the "
-        "labels were in the texts, and the set-up finds a bias of that size. How large a bias is still "
-        "possible without labels, the interval of that run says. No bias is shown in b.")
+        "labels were in the texts, and the set-up finds a bias of that size. How large a bias is "
+        "still possible without labels, the interval of that run says. No bias is shown in b.")
     cards = {"few-shot (test texts without labels)": fit.COLORS["no"],
-             "few-shot-answers (control: test texts and others, with their labels)": "#666666",
+             "few-shot-answers (control: both sets of texts with their labels)": "#666666",
              "x (test texts and the m labeled texts, all without labels)": fit.COLORS["no"]}
     assert [*found.table.run.unique()] == [*cards]
     found = re.findall('border-color: (.*?)"><h2>(.*?)<', found.page)
@@ -736,7 +741,7 @@ few-shot,a,t,10,40,2,r,d,0.5,0.2,0.5,0.6
     acc_test      | x             |             | column acc_test is missing
     ,0.2          | ,half         |             | results.csv, line 3: acc_base_on_extra is not a
     acc_extra,    | x,            |             | has no column acc_extra, but ['acc_base_on_extra']
-    no            | no            | --metric f2 | has no column f2_extra, but ['acc_base_on_extra', 'a
+    no            | no            | --metric f2 | has no column f2_extra, but ['acc_base_on_extra', 
     no            | no            | --tasks u   | no rows have --tasks ['u'], but ['t']
     2,r,d,0.5,0.2 | 1,r,d,0.5,0.3 |             | n, subsample, seed but not acc_base_on_extra: keep
     2,r           | 2,s           |             | has the same experiment, model, task, m, n but not
