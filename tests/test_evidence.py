@@ -38,6 +38,11 @@ def effects_of(files, chosen, margin):
     means = majority.groupby("experiment").mean()
     lines = lines.join(100 * majority, on=["experiment", "task"])
     lines["majority"] = lines["majority"].fillna(100 * lines["experiment"].map(means))
+    crossed = pd.DataFrame({
+        "bias": rows.eval("acc_test - acc_extra + acc_extra_on_extra - acc_test_on_extra"),
+        "boost": rows.eval("acc_extra - acc_base + acc_test_on_extra - acc_base_on_extra")})
+    sds = (50 * crossed).groupby([rows["experiment"], rows["task"]]).std().stack()
+    lines = lines.join(sds.rename("sd"), on=["experiment", "task", "effect"])
     lines["task"] = lines["task"].mask(lines["is_mean"], "mean")
     lines["settings"] = lines["settings"].where(lines["is_mean"])
     for name, half in (("words", "half"), ("like", "like_half")):

@@ -292,7 +292,8 @@ def tell_skew():
             if chosen and len(cells[kind]) < 40:
                 cells[kind].append((rows["bias"].to_numpy(), rounding, 0))
     cells["bert_tiny_n200.csv, crossed"] = []
-    ours = pd.read_csv(ROOT / "docs/rows/bert_tiny_n200.csv").assign(arms="crossed")
+    ours = pd.read_csv(ROOT / "docs/rows/bert_tiny_n200.csv")
+    ours = ours.assign(arms="crossed", item_variance_boost=np.nan)
     for _, rows in load_script("fit_model").add_effects(ours).groupby("task"):
         columns = rows[["bias", "text_variance_bias"]].to_numpy().T
         cells["bert_tiny_n200.csv, crossed"].append((*columns, one_answer_of(200)))

@@ -9,6 +9,7 @@ With --shuffled each text of pretraining begins with the class name of a text of
 is drawn at random: there are as many names, but they say nothing about their texts.
 """
 
+import math
 import sys
 import zlib
 from pathlib import Path
@@ -72,7 +73,8 @@ def main():
     tell_effects("all", rows)
     tell_effects("subsamples 1 to 10", rows[rows.subsample <= 10])
     tell_effects("subsamples 11 to 20", rows[rows.subsample > 10])
-    rows = load_script("fit_model").add_effects(rows.assign(arms="crossed"))
+    rows = load_script("fit_model").add_effects(
+        rows.assign(arms="crossed", item_variance_boost=math.nan))
     for experiment in sorted({*rows.experiment} - {"few-shot"}):
         tell_labels(rows[rows.subsample <= 10], experiment)
 

@@ -37,7 +37,8 @@ SETS = 4000  # simulated for each number of --widths
 def hold_of_single_subsamples(rows):
     """A row per experiment and task: K subsamples, how many have an interval that holds, the
     variance of their biases, and what it would be by the draw of the texts alone."""
-    rows = load_script("fit_model").add_effects(rows.assign(arms="crossed"))
+    rows = load_script("fit_model").add_effects(
+        rows.assign(arms="crossed", item_variance_boost=math.nan))
     rows["variance"] = rows["text_variance_bias"] + rows["one_answer_variance"]
     groups = rows.groupby(["experiment", "task"])
     K = groups["bias"].transform("size")
