@@ -395,6 +395,12 @@ def test_no_interval(run):
         assert not re.search("nan|weak test[)]", found.out + found.page + found.err)
 
 
+def test_a_yes_counts_where_others_get_no_verdict(run):
+    rows = bias_rows({"a": 4 + NINE, "b": NINE}, n=1000, reason_unless_yes="few items")
+    words = headline(run(rows))["few-shot"]
+    assert words.startswith("YES, by over 1 point: a ") and "NO VERDICT (few items): b " in words
+
+
 def test_sign_flips(run):
     rows = crossed_rows(8, 50, default_rng(3), effect=0.05)
     found = run(rows).tasks
@@ -585,6 +591,8 @@ def test_verdicts(
     assert f" a {shown}" in headline(found)["few-shot"] and row.bias == shown
     assert row["inflated?"] == words.format(limit=limit, below=below)
     assert found.effects.verdict[0] == found.tasks.verdict[0] == verdict
+    color = "#666666" if "(" in words else fit.COLORS.get(verdict, "#666666")
+    assert f"border-color: {color}" in found.page
     assert ("chance" in row) == (metric == "acc") and "nan" not in found.out + found.page
     assert f"a bias of {limit} would matter" in found.words and key in found.words
     for note, due in {"- Lower on seen texts: a. This is no inflation": "below" in words,
@@ -598,8 +606,8 @@ def test_verdicts(
 def test_little_room(run, classes, answer):
     """An unseen score less than 5 points above chance, 1 / classes, is a weak test although the
     boost is high."""
-    rows = bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54)
-    found = run(rows)
+    found = run(
+        bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54))
     row = one(found.table)
     assert row.chance == approx(100 / classes) and row["inflated?"] == answer
     assert ("- Weak test: a. Unseen is less than 5 points" in found.words) == (classes == 2)
