@@ -74,8 +74,9 @@ CAUSES = {  # by kind: why seen texts may score lower
                 "(--lower-is-better)?",
     "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
-             "that it has read (check: --pretrain-on-labeled). In your own training: were the "
-             "halves swapped, or not drawn at random? Is lower better (--lower-is-better)?"}
+             "that it has read. Next: check this with --pretrain-on-labeled. (In your own "
+             "training: were the halves swapped, or not drawn at random? Is lower better, "
+             "--lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
     True: "CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were in "
           "the texts, and the set-up finds a bias of that size. How large a bias is still possible "
@@ -514,21 +515,22 @@ def in_words(estimate, half, metric):
 
 
 def told(table, metric):
-    """The table in the words that are shown. unhelpful (the boost is not shown to be above 0) or
-    near_chance makes a NO or OPEN a weak test. order: what matters first."""
+    """The table in the words that are shown. order: what matters first."""
     table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
     table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
     edge = metric.sign * table.estimate + table.shown_half
     lower = "lower" if metric.sign > 0 else "higher"
     table["lower"] = np.where(edge < 0, f" ({lower})", "")
-    table["unhelpful"] = table.gain <= table.gain_half
     table["near_chance"] = table.unseen < table.chance + ROOM
-    table["weak"] = table.verdict.isin(["no", "open"]) & (table.unhelpful | table.near_chance)
+    says_little = table.near_chance | (table.gain <= table.gain_half)
+    table["weak"] = table.verdict.isin(["no", "open"]) & says_little
     table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test)", "")
     table["inflated?"] = table.answer + table.lower
     hides = table.is_mean & (table.p_alike < LEVEL)
+    differ = f", but tasks differ (p = {table.p_alike.iloc[0]:.1g})"
+    table["inflated?"] += np.where(hides, differ, "")
     is_gray = table.weak | (table.kind == "control") | (table.lower != "") | hides
     table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
     needed = "two draws that differ and a --margin are needed"
@@ -537,7 +539,7 @@ def told(table, metric):
 
 def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
-    The mean is the last, but the first if the tasks are many, alike, and none is a YES."""
+    The mean is the last, but the first if the tasks are many and none is a YES."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
     for _, its in parts.groupby(["order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
@@ -548,12 +550,10 @@ def answers_of(table):
     if mean.is_mean:
         inflated, strong = parts.verdict.isin(YES), parts.verdict[~parts.weak]
         words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
-        if mean.p_alike < LEVEL:
-            words += f", but the tasks differ (p = {mean.p_alike:.1g})"
         if len(parts) > NAMED:
             words += (f"; {inflated.sum()} YES, {(strong == 'open').sum()} OPEN, "
                       f"{(strong == 'no').sum()} NO, {parts.weak.sum()} weak tests")
-        is_last = len(parts) <= NAMED or inflated.any() or mean.p_alike < LEVEL
+        is_last = len(parts) <= NAMED or inflated.any()
         answers.insert(len(answers) * is_last, f"{words}.")
     return answers
 
@@ -578,13 +578,18 @@ def notes(table, metric):
     mean, parts = table.iloc[-1], table[~table.is_mean]
     if mean.kind == "control" or mean.models > 1:
         return
-    for why, chosen in (
-            ("The boost is not shown to be above 0 (below 0, pretraining hurts)", parts.unhelpful),
-            (f"Unseen is less than {ROOM} points above chance", parts.near_chance)):
+    hopeless = parts.near_chance | (parts.gain < 0)
+    for reason, chosen in (
+            ("The boost is not shown to be above 0, so inflation may have little room there. More "
+             "draws may show it; a recipe that helps more may inflate more.", ~hopeless),
+            (f"Unseen is less than {ROOM} points above chance, or pretraining lowers the score, so "
+             "inflation may have little room there. Another recipe would tell more, but may also "
+             "inflate more (--pretrain-lr, --pretrain-epochs, a larger --m or --model; "
+             "docs/own_texts.md). Choose it by the boost, never by the bias, on draws that you do "
+             "not report.", hopeless)):
         its = parts.part[parts.weak & chosen]
         if len(its):
-            yield (f"Weak test: {some_of([*its])}. {why}, so inflation may have little room there. "
-                   "A recipe that helps more may inflate more.")
+            yield f"Weak test: {some_of([*its])}. {reason}"
     lower = parts.part[parts.lower != ""]
     if len(lower):
         yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
@@ -596,15 +601,13 @@ def notes(table, metric):
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
         yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
-    steps = [*next_draws(parts, metric)]
-    yield from steps
-    if not steps and not len(inflated):
-        yield ("Next: no more draws are needed for an answer. Report the seen score with the "
-               "interval of its bias.")
+    yield from next_draws(parts, metric)
+    if {*parts.color} == {COLORS["no"]}:
+        yield "Next: no more draws are needed. Report the seen score with the interval of its bias."
 
 
 def next_draws(parts, metric):
-    """Yield what to do about parts that are open or weak tests."""
+    """Yield how many draws would answer each part that is open."""
     for part in parts[parts.answer == VERDICTS["open"]].itertuples():
         total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
         how = "split and train again (docs/own_training.md)"
@@ -614,12 +617,6 @@ def next_draws(parts, metric):
         yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
                f"to about ±{metric.margin / 2:g}, which should decide: {how}. Fix the number "
                "before you look, and add draws only once.")
-    weak = parts.part[parts.weak]
-    if len(weak):
-        yield (f"Next, for {some_of([*weak])}: more draws, if the boost is above 0 and unseen well "
-               "above chance; else another recipe (--pretrain-lr, --pretrain-epochs, a larger --m "
-               "or --model; docs/own_texts.md). Choose by the boost, never by the bias, on draws "
-               "that you do not report.")
 
 
 def key_words(metric, is_held_out):
@@ -681,7 +678,7 @@ def draw_effects(reports, metric):
     heights = [len(report.table) + 1 for report in reports]
     figure = Figure((12, 1.2 + 0.28 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
-                             height_ratios=heights)
+                             height_ratios=heights, gridspec_kw={"wspace": 0.1})
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
         scores.set_title(report.name, loc="left", parse_math=False)
@@ -707,7 +704,7 @@ def draw_effects(reports, metric):
     scores.set_xlabel(metric.words)
     biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals\n"
                       f"(dotted: {metric.limit}; "
-                      "red: YES, green: NO, gray: OPEN, lower, weak test or control)")
+                      "red: YES, green: NO, gray: OPEN, lower, differ, weak test or control)")
     figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 

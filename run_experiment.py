@@ -90,8 +90,8 @@ MASK_SHARE = 0.15  # Devlin et al. (2019)
 WEIGHT_DECAY = {"pretrain": 0.0, "train": 0.01}
 CLIP_NORM = 1.0
 CPU_TOKENS, GPU_TOKENS = 1536, 16384  # of a forward pass; wide models take half as many
-PACKED = (  # in these, texts can share lines of a batch
-    "albert bert camembert distilbert electra gpt2 gpt_neox llama opt roberta xlm-roberta".split())
+# in these, texts can share lines of a batch: positions begin at 0 (RoBERTa's do not)
+PACKED = "albert bert distilbert electra gpt2 gpt_neox llama opt".split()
 
 
 # --- The experiment: one draw, three arms ---
@@ -100,14 +100,17 @@ def run_subsample(sample, device, threads):
     """Train and test the arms. Departs from the paper: they share the head's first weights, batch
     order and dropout."""
     torch.set_num_threads(threads)
-    row, recipe = sample.row, sample.recipe
+    row = sample.row
+    recipe = sample.recipe
     net = load_network(sample.model, device, recipe["precision"])
-    started, seed = time.perf_counter(), training_seed(row)
-    ids, predictions = {}, {}  # ids: {set: [token ids of a text]}
+    started = time.perf_counter()
+    seed = training_seed(row)
+    ids = {}  # {set: [token ids of a text]}
+    predictions = {}
     for name, texts in sample.texts.items():
         check_known(net.tokenizer, texts)
-        cut = net.tokenizer(texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
-        ids[name] = [*map(np.array, cut)]
+        ids[name] = net.tokenizer(
+            texts, truncation=True, max_length=recipe["max_length"])["input_ids"]
     for arm in ARMS:  # base, extra, test
         net.modules.load_state_dict(net.checkpoint)
         if arm != "base":
@@ -116,29 +119,36 @@ def run_subsample(sample, device, threads):
         predictions[arm] = classify(
             net, ids, sample.labels["train"], len(sample.classes), recipe, seed + 1)
     add_scores(row, predictions, sample.labels)
-    row["seconds"] = round(time.perf_counter() - started, 3)
+    row["versions"] += f" texts read {len(texts)}"
+    row["seconds"] = time.perf_counter() - started
     return row
 
 
 def pretraining_texts(net, sample, arm):
     """[(token ids of a text, how many of them name its class)] of the arm's set and, if the recipe
-    says so, of the labeled texts, as in usual task-adaptive pretraining (Gururangan et al., 2020);
-    in the paper no arm reads those. With answers, the positive control, the name of the class
-    follows [CLS], or ends a causal model's text, which is cut to fit (with both flags, that of the
-    labeled texts, too)."""
-    recipe, sets, coded = sample.recipe, [arm], []
+    says so, of the labeled texts, as in usual task-adaptive pretraining (Gururangan et al., 2020;
+    in the paper no arm reads those), and of --also-read, but for texts with the letters of one in
+    the three sets. With answers, the positive control, the name of the class follows [CLS], or ends
+    a causal model's text, which is cut to fit (with both flags, that of the labeled texts, too)."""
+    recipe = sample.recipe
+    texts = sample.texts
+    coded = []
+    pairs = [*zip(texts[arm], sample.labels[arm])]
     if recipe.get("labeled_read"):
-        sets.append("train")
+        pairs += zip(texts["train"], sample.labels["train"])
+    drawn = {*map(letters, itertools.chain(*texts.values()))}
+    for text in recipe.get("also_read", []):
+        if letters(text) not in drawn:
+            pairs.append((text, None))
     classes = recipe.get("answers", [])
     names = [net.tokenizer(f" {name}", add_special_tokens=False)["input_ids"] for name in classes]
     check_names(net.tokenizer, classes, names)
-    for part in sets:
-        for text, label in zip(sample.texts[part], sample.labels[part]):
-            name_ids = names[label] if names else []
-            room = recipe["max_length"] - len(name_ids)
-            ids = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
-            place = len(ids) if net.causal else 1
-            coded.append((np.array([*ids[:place], *name_ids, *ids[place:]]), len(name_ids)))
+    for text, label in pairs:
+        name_ids = dict(enumerate(names)).get(label, [])
+        room = recipe["max_length"] - len(name_ids)
+        ids = net.tokenizer(text, truncation=True, max_length=room)["input_ids"]
+        place = len(ids) if net.causal else 1
+        coded.append((np.array([*ids[:place], *name_ids, *ids[place:]]), len(name_ids)))
     return coded
 
 
@@ -151,33 +161,31 @@ def pretrain(net, coded, recipe, seed):
     """Pretrain in place on what pretraining_texts gives. A masked model always predicts the name of
     a class. Returns the loss of `train`."""
     rng = np.random.default_rng([seed, 1])
-    special, mask_id = net.tokenizer.all_special_ids, net.tokenizer.mask_token_id
-    vocabulary = len(net.tokenizer)
 
     def example_of(number):  # new masks at each call
         ids, name_length = coded[number]
         if net.causal:
             return Example(ids, np.arange(len(ids) - 1), ids[1:])
-        corrupted, scored = mask_tokens(ids, special, mask_id, vocabulary, rng)
+        corrupted, scored = mask_tokens(ids, net.tokenizer, rng)
         name_places = np.arange(name_length) + 1  # after [CLS]
-        corrupted[name_places] = mask_id
+        corrupted[name_places] = net.tokenizer.mask_token_id
         scored = np.union1d(scored, name_places)
         return Example(corrupted, scored, ids[scored])
 
     torch.manual_seed(seed)
-    return train(net, net.lm, functools.partial(lm_logits, net), example_of, len(coded),
-                 "pretrain", recipe, seed)
+    return train(net, net.lm, lm_logits, example_of, len(coded), "pretrain", recipe, seed)
 
 
-def mask_tokens(ids, special, mask_id, vocabulary, rng):
+def mask_tokens(ids, tokenizer, rng):
     """Choose 15% of the ids that are not special: 80% of them become [MASK], 10% a random token,
     10% stay (paper, section 4.1). Returns (new ids [T], chosen positions [S])."""
-    scored = np.flatnonzero((rng.random(len(ids)) < MASK_SHARE) & ~np.isin(ids, special))
+    scored = np.flatnonzero((rng.random(len(ids)) < MASK_SHARE)
+                            & ~np.isin(ids, tokenizer.all_special_ids))
     action = rng.random(len(scored))
     corrupted = ids.copy()
-    corrupted[scored[action < 0.8]] = mask_id
+    corrupted[scored[action < 0.8]] = tokenizer.mask_token_id
     swapped = scored[action >= 0.9]
-    corrupted[swapped] = rng.integers(vocabulary, size=len(swapped))
+    corrupted[swapped] = rng.integers(len(tokenizer), size=len(swapped))
     return corrupted, scored
 
 
@@ -187,7 +195,7 @@ def classify(net, ids, labels, K, recipe, seed):
     torch.manual_seed(seed)
     head = fresh_head(net, K)
     module = torch.nn.ModuleList([net.lm.base_model, net.pooler, head])
-    logits_of = functools.partial(class_logits, net, head)
+    logits_of = functools.partial(class_logits, head=head)
     labeled = class_examples(net, ids["train"], labels)
     train(net, module, logits_of, labeled.__getitem__, len(labels), "train", recipe, seed)
 
@@ -199,11 +207,11 @@ def classify(net, ids, labels, K, recipe, seed):
         for numbers in groups(net, examples):
             batch = pack(net, [examples[number] for number in numbers])
             with torch.inference_mode():
-                log_p[name][numbers] = logits_of(batch).log_softmax(-1).cpu().numpy()
+                log_p[name][numbers] = logits_of(net, batch).log_softmax(-1).cpu().numpy()
     return log_p
 
 
-def class_logits(net, head, batch):
+def class_logits(net, batch, head):
     """Class logits [B, K] of [CLS], after pooler and dropout, or of a causal model's last token."""
     with net.autocast:
         hidden = net.lm.base_model(**batch.inputs).last_hidden_state.flatten(0, 1)[batch.kept]
@@ -243,7 +251,8 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
     is a step; it goes through the network in groups, whose gradients add up. Its loss is the mean
     over the targets of the whole batch. Returns the last epoch's loss, a mean over targets, too."""
     weights = [*module.train().parameters()]
-    batch_size, epochs = recipe["batch_sizes"][stage], recipe["epochs"][stage]
+    batch_size = recipe["batch_sizes"][stage]
+    epochs = recipe["epochs"][stage]
     steps = epochs * math.ceil(count / batch_size)
     decayed = [weight for weight in weights if weight.ndim > 1]
     others = [weight for weight in weights if weight.ndim <= 1]  # biases and norms
@@ -255,14 +264,15 @@ def train(net, module, logits_of, example_of, count, stage, recipe, seed):
     rng = np.random.default_rng([seed, 0])
     for _ in range(epochs):
         order = rng.permutation(count)
-        epoch_loss, epoch_targets = 0.0, 0
+        epoch_loss = 0.0
+        epoch_targets = 0
         for start in range(0, count, batch_size):
             examples = [example_of(number) for number in order[start : start + batch_size]]
             targets = sum(len(example.targets) for example in examples)
             batch_loss = 0.0
             for numbers in groups(net, examples):
                 batch = pack(net, [examples[number] for number in numbers])
-                loss = F.cross_entropy(logits_of(batch), batch.targets, reduction="sum")
+                loss = F.cross_entropy(logits_of(net, batch), batch.targets, reduction="sum")
                 scaler.scale(loss / max(1, targets)).backward()  # a batch may have no masks
                 batch_loss += loss.detach()  # float() at once would wait for a GPU
             epoch_loss += batch_loss
@@ -313,17 +323,18 @@ def load_network(model, device_name, precision):
                "trust_remote_code": False, "output_loading_info": True}
     lm, info = kind.from_pretrained(**options)
     if info["missing_keys"]:
-        raise ValueError("use a model that was saved whole, with its output layer: the files of "
-                         f"{model.name} have no {info['missing_keys']}")
-    lm.config.use_cache = False
-    pooler, fresh = torch.nn.Flatten(0, 1), []  # only [B, 1, width] to [B, width], as BERT's does
+        raise ValueError(
+            f"use a model that was saved with its output layer: here is no {info['missing_keys']}")
+    pooler = torch.nn.Flatten(0, 1)  # only [B, 1, width] to [B, width], as BERT's does
+    fresh = []
     if not causal:  # AutoModelForMaskedLM does not load BERT's pooler
         body, info = transformers.AutoModel.from_pretrained(**options)
         if hasattr(getattr(body, "pooler", None), "dense"):
             pooler = body.pooler
-            fresh = [pooler] if "pooler.dense.weight" in info["missing_keys"] else []
-    embeddings = getattr(lm.base_model, "embeddings", None)
-    dtype, device = PRECISIONS[precision], torch.device(device_name)
+            if "pooler.dense.weight" in info["missing_keys"]:
+                fresh.append(pooler)
+    dtype = PRECISIONS[precision]
+    device = torch.device(device_name)
     modules = torch.nn.ModuleList([lm, pooler]).to(device)
     net = SimpleNamespace(
         lm=lm,  # the model with its output layer
@@ -337,9 +348,7 @@ def load_network(model, device_name, precision):
         autocast=torch.autocast(device.type, dtype, enabled=bool(dtype)),
         tokenizer=transformers.AutoTokenizer.from_pretrained(
             model.folder, gguf_file=model.gguf, trust_remote_code=False, truncation_side="right"),
-        packed=lm.config.model_type in PACKED,  # texts share lines of a batch
-        # position of a first token: RoBERTa counts from padding_idx + 1, others from 0
-        first=(getattr(embeddings, "padding_idx", -1) or 0) + 1)
+        packed=lm.config.model_type in PACKED)  # texts share lines of a batch
     probe(net)
     return net
 
@@ -349,7 +358,8 @@ def probe(net):
     """Refuse a model whose logits change with the other texts of a batch or, if causal, with later
     tokens."""
     ordinary = np.setdiff1d(range(net.lm.config.vocab_size), net.tokenizer.all_special_ids)
-    texts, alone = [ordinary[:32], ordinary[:7]], []  # the same tokens begin both
+    texts = [ordinary[:32], ordinary[:7]]  # the same tokens begin both
+    alone = []
     net.lm.eval()
     for ids in texts:
         with net.autocast:
@@ -382,11 +392,12 @@ def pack(net, examples):
     lengths = np.array([len(example.ids) for example in examples])
     lines, width, starts = lay_out(lengths, net.packed)
     grid = np.zeros((3, lines * width), dtype=np.int64)  # token, position, number of the text
-    kept, targets = [], []
+    kept = []
+    targets = []
     for number, (start, example) in enumerate(zip(starts, examples), 1):  # 0 marks padding
         place = slice(start, start + len(example.ids))
         grid[0, place] = example.ids
-        grid[1, place] = np.arange(len(example.ids)) + net.first
+        grid[1, place] = np.arange(len(example.ids))
         grid[2, place] = number
         kept.append(start + example.kept)
         targets.append(example.targets)
@@ -429,11 +440,12 @@ def lay_out(lengths, packed):
 def recipe_of(entries, args, model, task):
     """What decides a row's numbers, apart from its draw: by flags, else by the task's recipe, else
     by the model's. entries: the models of tasks.json."""
-    entry, own = entries[model.like], task.spec.get("recipes", {}).get(model.like, {})
+    entry = entries[model.like]
+    own = task.spec.get("recipes", {}).get(model.like, {})
     if "train" not in entry["epochs"]:
         raise ValueError(f"model {model.name} works only with run_zero_shot.py")
     # RoBERTa overstates its limit by 2; other models hardly miss these two tokens
-    length = min(args.max_length or entry.get("max_length", 256), model.longest - 2)
+    length = min(args.max_length or entry["max_length"], model.longest - 2)
     recipe = {"version": RECIPE_VERSION, "objective": model.objective,
               "weights": model.weights_hash, "precision": args.precision, "max_length": length}
     if args.with_answers:
@@ -445,6 +457,8 @@ def recipe_of(entries, args, model, task):
                                   ("batch_sizes", args.batch_size, args.batch_size)):
         usual = entry[name] | own.get(name, {})
         recipe[name] = {"pretrain": pretrain or usual["pretrain"], "train": train or usual["train"]}
+    if args.also_read:
+        recipe["also_read"] = args.also_read  # the last entry: run_job cuts there
     return recipe
 
 
@@ -456,8 +470,8 @@ class Task(NamedTuple):
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
     data_hash: str  # of texts and labels
-    source: str
     spec: dict  # its entry in tasks.json
+    groups: list = ()  # N names of groups, or none
 
 
 class Sample(NamedTuple):  # what a row is computed from
@@ -470,39 +484,56 @@ class Sample(NamedTuple):  # what a row is computed from
 
 
 def sample_of(row, recipe, model, task):
-    """The Sample of a planned row, without the other texts of the task."""
-    split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    check_size(row, len(task.classes), [len(numbers) for numbers in split.values()])
-    texts, labels = {}, {}
+    """The Sample of a planned row, without the other texts of the task. Refuses a draw whose sets
+    would silently be smaller than m, of K classes, and n."""
+    m = row["m"]
+    n = row["n"]
+    K = len(task.classes)
+    split = split_rows(task.labels, m, n, row["subsample"], task.groups)
+    sizes = [len(numbers) for numbers in split.values()]
+    if not 1 < K <= m or sizes != [m // K * K, n, n]:
+        raise ValueError(
+            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
+            f"m = {m} takes equally many texts of {K} classes, at least 1 of 2 classes, n = {n} "
+            f"two sets of other texts or groups. Draw {row['subsample']} has sets of {sizes}")
+    texts = {}
+    labels = {}
     for name, numbers in split.items():
         texts[name] = [task.texts[number] for number in numbers]
         labels[name] = task.labels[numbers]
-    row = row | {"num_classes": len(task.classes),
-                 "majority": np.bincount(labels["test"]).max() / row["n"],
+    row = row | {"num_classes": K, "majority": np.bincount(labels["test"]).max() / n,
                  "split": short_hash(*[numbers.tolist() for numbers in split.values()])}
     return Sample(row, recipe, model, task.classes, texts, labels)
 
 
-def split_rows(labels, m, n, subsample):
+def split_rows(labels, m, n, subsample, groups=()):
     """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B), from
-    the labels [N] of all texts of a task."""
-    seed, classes, train = 42 + subsample, np.unique(labels), []
+    the labels [N] of all texts of a task. With names of groups [N] no group is in two sets: `test`
+    takes n texts of groups in random order, `extra` n of the next groups, `train` some of the other
+    groups; what n leaves of a group is in no set."""
+    def shuffled(numbers):
+        return np.random.RandomState(42 + subsample).permutation(numbers)
+
+    classes = np.unique(labels)
+    train = []
+    sets = {}
+    rest = np.arange(len(labels))
+    if groups:
+        groups = np.unique(groups, return_inverse=True)[1]
+        largest = np.bincount(groups).max()
+        if largest > n:
+            raise ValueError(
+                f"a group has {largest} texts. Use a larger --n, or leave some of them out")
+        rest = np.argsort(shuffled(rest)[groups], kind="stable")
+        for name in ("test", "extra"):
+            sets[name] = rest[:n]
+            rest = rest[~np.isin(groups[rest], groups[rest[:n]])]
     for c in classes:
-        numbers = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += numbers[: m // len(classes)].tolist()
-    rest = np.delete(np.arange(len(labels)), train)
-    rest = np.random.RandomState(seed).permutation(rest)
-    return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
-
-
-def check_size(row, K, sizes):
-    """Refuse a draw whose sets would silently be smaller than m, of K classes, and n."""
-    m, n = row["m"], row["n"]
-    if K < 2 or m < K or sizes != [m // K * K, n, n]:
-        raise ValueError(
-            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
-            f"m = {m} takes equally many texts of each of {K} classes, at least 1 of 2 classes, "
-            f"and n = {n} takes two sets of others. Draw {row['subsample']} has sets of {sizes}")
+        train += shuffled(rest[labels[rest] == c])[: m // len(classes)].tolist()
+    if not sets:
+        rest = shuffled(np.delete(rest, train))
+        sets = {"extra": rest[n : 2 * n], "test": rest[:n]}
+    return {"train": np.array(train), **sets}
 
 
 def check_names(tokenizer, classes, names):
@@ -563,7 +594,8 @@ def scores_of(log_p, labels):
 # --- shared: run ---
 SCRIPT = short_hash(Path(globals().get("__file__", os.devnull)).read_text(encoding="utf-8"))
 SMALL = 50e6  # bytes of a model for which one core is enough
-ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
+# threads of a Dask worker share one network, also with a run whose jobs have not ended there
+ONE_AT_A_TIME = vars(torch).setdefault("one_at_a_time", threading.Lock())
 
 
 def plan(args, models, tasks, recipe_for):
@@ -571,15 +603,17 @@ def plan(args, models, tasks, recipe_for):
     recipe_for(model, task): a recipe."""
     if len(args.subsamples) not in (1, len(args.n)):
         raise ValueError(f"--subsamples {args.subsamples}: give one number, or one for each of --n")
-    known, left = finished_rows(args.out), []
+    known = finished_rows(args.out)
+    left = []
     draws = zip(args.n, itertools.cycle(args.subsamples))
     for model, (n, count), m in itertools.product(models, draws, args.m):
         for k, (name, task) in itertools.product(range(1, count + 1), tasks.items()):
             recipe = recipe_for(model, task)
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m, "n": n,
                    "subsample": k, "seed": args.seed, "data": task.data_hash,
-                   "recipe": short_hash(recipe)}
-            key, hashes = key_of(row), (row["data"], row["recipe"])
+                   "recipe": short_hash(recipe, *task.groups)}
+            key = key_of(row)
+            hashes = row["data"], row["recipe"]
             if key not in known:
                 known[key] = hashes
                 left.append((row, recipe, model, task))
@@ -601,12 +635,11 @@ def run_all(left, run, args):
     pool, threads = open_pool(left, args)
     jobs = (joblib.delayed(run_job)(run, args.device, threads, sample_of(*planned))
             for planned in left)
-    size = None  # of the results file at our last look
     with pool, tqdm(total=len(left), unit="draw", disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
         rows = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs)
         for number, row in enumerate(rows, 1):
-            size = append_row(args.out, row, size)
+            append_row(args.out, row)
             minutes = (len(left) - number) * row["seconds"] / joblib.effective_n_jobs(None) / 60
             # these scores are on one set; fit_model.py takes the mean over both
             bar.write(f"{row['task']} draw {row['subsample']} base {row['acc_base']:.3f} unseen "
@@ -631,7 +664,8 @@ def open_pool(left, args):
 
         distributed.Client(args.dask).upload_file(__file__)
         return joblib.parallel_config("dask"), 1
-    device, cores = choose_device(args.device), joblib.cpu_count()
+    device = choose_device(args.device)
+    cores = joblib.cpu_count()
     small = device == "cpu" and all(model.size < SMALL for _, _, model, _ in left)
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
@@ -643,8 +677,8 @@ def open_pool(left, args):
 
 
 def run_job(run, device, threads, sample):
-    # without the signs of a dict, and without its last entry in run_zero_shot.py, a whole prompt
-    settings = re.sub(", .instruction.:.*|[{},'\"]", "", str(sample.recipe))
+    # without the signs of a dict, and without a last entry of whole texts
+    settings = re.sub(", .(instruction|also_read).:.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (f"{settings} torch {torch.__version__} "
                               f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
@@ -662,8 +696,8 @@ def complete_names(args, endings):
     for ending, given in endings.items():
         told = re.search(ending, args.experiment)
         if told and not given:
-            raise ValueError(f"--experiment {args.experiment}: {told[0]} is for a flag that is "
-                             "not given")
+            raise ValueError(
+                f"--experiment {args.experiment}: {told[0]} is for a flag that is not given")
         if given and not told:
             args.experiment += ending.rstrip("$")
     args.own = args.csv.stem if args.csv else Path(args.hub or "").name
@@ -692,6 +726,7 @@ def add_shared_flags(parser):
     own("--hub", help="owner/name on the Hugging Face Hub; default none")
     add("--text", nargs="+", help="text columns of --csv or --hub; default text")
     add("--label", help="their class column; default label")
+    add("--group", help="their column of texts that belong together, such as author; default none")
     add("--name", help="configuration of --hub; default its own")
     add("--split", help="split of --hub; default train")
     add("--seed", type=int, default=0, help="of training, not of draws; default 0")
@@ -711,8 +746,7 @@ def key_of(row):
 
 
 def lock_of(out):
-    path = out.resolve()  # links share the lock of their file
-    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    return filelock.FileLock(f"{out.resolve()}.lock")  # links share the lock of their file
 
 
 def finished_rows(out):
@@ -732,23 +766,20 @@ def finished_rows(out):
     return rows
 
 
-def append_row(out, row, size):
-    """Append a whole line, below a header. If the file has not the size of our last look, another
-    run writes, too, and may have been faster. Returns the size."""
+def append_row(out, row):
+    """Append a whole line, below a header. Another run may have been faster."""
     with lock_of(out), open(out, "a", encoding="utf-8", newline="") as file:
-        begin = file.tell()
-        if begin != size and key_of(row) in finished_rows(out):
-            return begin
+        if key_of(row) in finished_rows(out):
+            return
         for name in ("split", "data", "recipe"):
             # a spreadsheet would take a hash of digits for a number, and round it
             row[name] = re.sub(r"^\d+(e\d+)?$", r"x\g<0>", row[name])
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if begin == 0:
+        if file.tell() == 0:
             writer.writeheader()
         elif not out.read_bytes().endswith(b"\n"):  # cut short, or saved by a spreadsheet
             file.write("\n")
         writer.writerow(row)
-        return file.tell()
 # --- end shared ---
 
 
@@ -757,7 +788,8 @@ def load_tasks(registered, default, args, own_flags):
     """{name: Task} of one's own file or Hub data set, which these flags describe, and of entries of
     tasks.json ("all": the paper's)."""
     own = {flag: vars(args)[flag] for flag in own_flags.split() if vars(args)[flag]}
-    entries, names = {}, args.tasks or default
+    entries = {}
+    names = args.tasks or default
     if args.own:
         names = args.tasks or []
         source = {"csv": args.csv} if args.csv else {"hub": args.hub}
@@ -770,25 +802,19 @@ def load_tasks(registered, default, args, own_flags):
             if name in entries:
                 raise ValueError(f"two tasks have one name: {name}")
             entries[name] = spec
-    tasks = {}
-    for name, spec in entries.items():
-        task = tasks[name] = load_task(name, spec)
-        counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-        print(f"task {name} from {task.source}: {len(task.texts)} texts, {len(counts)} classes: "
-              f"{counts!s:.300}")
-    return tasks
+    return {name: load_task(name, spec) for name, spec in entries.items()}
 
 
 def load_task(name, spec):
-    return first_of(spec["sources"], functools.partial(read_task, name, spec), f"task {name}")
+    return first_of(spec["sources"], read_task, name, spec)
 
 
-def first_of(sources, read, name):
-    """What read(source) returns of the first source that can be read. `name` is for the error."""
+def first_of(sources, read, name, known):
+    """What read(name, known, source) returns of the first source that can be read."""
     reasons = []
     for source in sources:
         try:
-            return read(source)
+            return read(name, known, source)
         except Exception as error:
             reasons.append(brief(error))
     raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
@@ -803,7 +829,10 @@ def read_task(name, spec, source):
     rows, names = read_hub(entry) if "hub" in entry else read_file(entry)
     filters = entry.get("filters", {})
     longest = filters.get("max_characters", math.inf)
-    texts, labels, seen = [], [], set()
+    texts = []
+    labels = []
+    groups = []
+    seen = set()
     for line, row in rows:
         text, label = cells_of(row, entry, line)
         if filters.get("strip"):
@@ -813,10 +842,9 @@ def read_task(name, spec, source):
             seen.add(twin)
             texts.append(text)
             labels.append(label)
+            if "group" in entry:
+                groups.append(str(row[entry["group"]]))
 
-    if len(texts) < len(rows):
-        print(f"left out of {name}: {len(rows) - len(texts)} rows without text or label, with one "
-              f"of over {longest} characters, or with the letters of an earlier one")
     numbers = {type(row[entry["label"]]) for _, row in rows} <= {int, float, type(None)}
     found = sorted({*labels}, key=float if numbers else str)
     order = entry.get("labels") or names or found  # names may be of classes without texts, too
@@ -825,9 +853,12 @@ def read_task(name, spec, source):
     if not len(found) == len(ordered) == len(classes):
         raise ValueError(f"labels {found[:6]}, expected {order[:6]}, named {classes[:6]}")
     codes = np.array([ordered.index(label) for label in labels], dtype=int)
+    counts = dict(zip(classes, np.bincount(codes).tolist()))
+    print(f"task {name} from {[*source.values()][0]}: {len(texts)} of {len(rows)} rows (others "
+          f"lack text or label, are too long or repeats), {len(classes)} classes: {counts!s:.300}")
     content = "".join(map("{}\x1f{}\x1e".format, codes, texts))
-    return Task(texts, codes, classes, hashlib.sha256(content.encode()).hexdigest()[:12],
-                str([*source.values()][0]), spec)
+    return Task(texts, codes, classes, hashlib.sha256(content.encode()).hexdigest()[:12], spec,
+                groups)
 
 
 def cells_of(row, entry, line):
@@ -843,8 +874,6 @@ def cells_of(row, entry, line):
 
 def class_name(label):
     """A label as people see it, with single blanks; "" if there is none."""
-    if isinstance(label, float) and label.is_integer():  # of a column of integers with gaps
-        label = int(label)
     if label is None or label != label:
         label = ""
     return " ".join(unicodedata.normalize("NFC", str(label)).split())
@@ -852,7 +881,8 @@ def class_name(label):
 
 def letters(text):
     """A text's letters, marks and symbols in one case and form, or itself."""
-    text, kind = unicodedata.normalize("NFC", text), unicodedata.category
+    text = unicodedata.normalize("NFC", text)
+    kind = unicodedata.category
     return "".join(sign for sign in text.casefold() if kind(sign)[0] in "LMS") or text.strip()
 
 
@@ -861,18 +891,20 @@ def read_hub(entry):
     of classes are replaced by their names."""
     import datasets
 
-    hub, label = entry["hub"], entry["label"]
+    hub = entry["hub"]
+    label = entry["label"]
     options = {field: entry.get(field)
                for field in "name data_dir data_files revision split".split()}
     if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
-        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
+        hub = "parquet"
+        options = {"data_files": f"{folder}/{files}", "split": "train"}
     if hub == "parquet" or Path(hub).exists():
         options["streaming"] = True  # files here are not cached: they may be replaced
     data = datasets.load_dataset(hub, **options)
-    rows = [*data.select_columns([*entry["text"], label])]
+    rows = [*data.select_columns([*{*entry["text"], label, entry.get("group", label)}])]
     names = getattr((data.features or {}).get(label), "names", entry.get("labels", []))
     if str in map(type, names):
         name_of = {**dict(enumerate(names)), -1: None}
@@ -998,12 +1030,15 @@ class Model(NamedTuple):
 
 def find_model(name, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    registered, folder, sources = registry["models"], user_path(name).resolve(), [{"hub": name}]
+    registered = registry["models"]
+    folder = user_path(name).resolve()
+    sources = [{"hub": name}]
     if name in registered:
         sources = registered[name]["sources"]
     elif folder.is_dir():
-        name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, registered), f"model {name}")
+        name = folder.name
+        sources = [{"path": folder}]
+    return first_of(sources, read_model, name, registered)
 
 
 def read_model(name, registered, source):
@@ -1094,19 +1129,21 @@ def parse_args(argv):
         help="pretrain on texts with the names of their classes: a positive control")
     add("--pretrain-on-labeled", action="store_true",
         help="pretrain also on the m labeled texts, without labels, as is usual; default no")
+    add("--also-read", type=user_path,
+        help="file whose column text both pretrained models read, too; default none")
     add("--experiment", default="few-shot",
-        help="name in the results; default few-shot[-labeled-read][-answers]")
+        help="name in the results; default few-shot, with an ending for each flag that needs one")
     add_shared_flags(parser)
     add = parser.add_argument_group(
-        "recipe (default: from tasks.json; train: of classification; a batch is of texts, a length "
-        "is in tokens)").add_argument
+        "recipe (default: by tasks.json; batches are of texts, lengths in tokens)").add_argument
     for flag in ("--pretrain-lr", "--train-lr"):
         add(flag, type=above_zero, help="peak learning rate")
     for flag in ("--pretrain-epochs", "--train-epochs", "--batch-size", "--max-length"):
         add(flag, type=whole)
     args = parser.parse_args(argv)
     complete_names(
-        args, {"-labeled-read": args.pretrain_on_labeled, "-answers$": args.with_answers})
+        args, {"-grouped": args.group, "-labeled-read": args.pretrain_on_labeled,
+               "-also-read": args.also_read, "-answers$": args.with_answers})
     return args
 
 
@@ -1115,7 +1152,9 @@ def main(argv=()):
     args = parse_args(argv)
     registry = load_registry()
     tasks = load_tasks(
-        registry["tasks"], ["bbc_news", "reuters"], args, "text label name split")
+        registry["tasks"], ["bbc_news", "reuters"], args, "text label group name split")
+    if args.also_read:
+        args.also_read = [row["text"] for _, row in read_rows(args.also_read)]
     models = [find_model(name, registry) for name in args.model]
     recipe_for = functools.partial(recipe_of, registry["models"], args)
     run_all(plan(args, models, tasks, recipe_for), run_subsample, args)

@@ -84,13 +84,16 @@ def run_prompts(sample, device, threads, adapters=None):
     """Train and test the arms. Departs from the paper: they share the adapter's first weights,
     batch order and dropout."""
     torch.set_num_threads(threads)
-    row, recipe = sample.row, sample.recipe
+    row = sample.row
+    recipe = sample.recipe
     net, tokenizer = load_net(sample.model, recipe["quantize"], recipe["precision"], device)
     if adapters:
         folder = adapters / unit_name(row)
         (folder / "unit.json").unlink(missing_ok=True)  # it describes older adapters
-    started, seed = time.perf_counter(), training_seed(row)
-    strings, predictions = {}, {}  # strings: {set: what arm_strings gives}
+    started = time.perf_counter()
+    seed = training_seed(row)
+    strings = {}  # {set: what arm_strings gives}
+    predictions = {}
     for name in ("test", "extra"):
         strings[name] = arm_strings(
             tokenizer, recipe, sample.classes, sample.texts[name], sample.labels[name])
@@ -141,7 +144,8 @@ def instruction(classes, spec):
 def arm_strings(tokenizer, recipe, classes, texts, labels):
     """The strings of a set of n texts: `sequences` to pretrain on (n, or one a pack) and, for each
     text, the `examples` in them and `prompts` to score; `labels`, for unit.json alone."""
-    head, pack = recipe["instruction"], recipe["pack"]
+    head = recipe["instruction"]
+    pack = recipe["pack"]
     names = [encode(tokenizer, f" {name}") for name in classes]
     check_names(tokenizer, classes, names)
     check_known(tokenizer, texts)
@@ -151,7 +155,8 @@ def arm_strings(tokenizer, recipe, classes, texts, labels):
     answers = [""] * len(texts)
     if recipe["answers"]:
         answers = [f" {classes[label]}" for label in labels]
-    starts, examples = range(0, len(texts), pack), []
+    starts = range(0, len(texts), pack)
+    examples = []
     if pack > 1:  # texts of a pack are cut together, and have slots only with answers
         ends = [SLOT + answer if answer else "" for answer in answers]
         for at in starts:
@@ -217,7 +222,9 @@ def train_adapter(net, ids, recipe, seed):
     """Train the adapter in place on lists of token ids, one a sequence. A batch is a step; it goes
     through the network in groups, whose gradients add up. Its loss is the mean over the tokens that
     are predicted, all but each sequence's first. Returns the last epoch's, nats per token."""
-    batch_size, peak, epochs = recipe["batch_size"], recipe["learning_rate"], recipe["epochs"]
+    batch_size = recipe["batch_size"]
+    peak = recipe["learning_rate"]
+    epochs = recipe["epochs"]
     quantized = recipe["quantize"] == "nf4"
     if quantized or max(map(len, ids)) > 512:  # takes half the memory and 1.3 times as long
         net.gradient_checkpointing_enable({"use_reentrant": False})
@@ -237,14 +244,17 @@ def train_adapter(net, ids, recipe, seed):
     torch.manual_seed(seed)  # it draws the dropout
     net.train()
     for _ in range(epochs):
-        order, epoch_loss, epoch_targets = rng.permutation(len(ids)), 0.0, 0
+        order = rng.permutation(len(ids))
+        epoch_loss = 0.0
+        epoch_targets = 0
         for start in range(0, len(ids), batch_size):
             batch = [ids[number] for number in order[start : start + batch_size]]
             targets_in_batch = sum(map(len, batch)) - len(batch)  # no token predicts a first one
             for group in token_groups(batch, net.device):
                 padded = pad(group, net.device, -100)  # on the right, where no token sees it
                 logits = net(input_ids=padded.clamp(min=0), use_cache=False).logits[:, :-1]
-                logits, targets = logits.flatten(0, 1).float(), padded[:, 1:].flatten()
+                logits = logits.flatten(0, 1).float()
+                targets = padded[:, 1:].flatten()
                 loss = F.cross_entropy(logits, targets, reduction="sum")
                 scaler.scale(loss / targets_in_batch).backward()
                 epoch_loss += loss.item()
@@ -310,7 +320,8 @@ def score_classes(net, tokenizer, prompts, classes):
 def class_pairs(tokenizer, prompt, classes):
     """For each class a pair (token ids of prompt + " " + class, place where the class begins). A
     token that spans both is scored."""
-    alone, pairs = encode(tokenizer, prompt), []
+    alone = encode(tokenizer, prompt)
+    pairs = []
     for name in classes:
         ids = encode(tokenizer, f"{prompt} {name}")
         pairs.append((ids, len(os.path.commonprefix([alone, ids]))))
@@ -329,7 +340,8 @@ def score_group(net, group_pairs, cached_tokens, cache):
         [in the cache | rest of what the prompt's classes share | inputs: what follows it]
 
     the middle part once a prompt, padded on the right, then the last one once a class."""
-    K, device = len(group_pairs[0]), net.device
+    K = len(group_pairs[0])
+    device = net.device
     shared = [shared_ids(pairs) for pairs in group_pairs]
     cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(group_pairs))
@@ -337,7 +349,9 @@ def score_group(net, group_pairs, cached_tokens, cache):
     net(input_ids=rests, past_key_values=cache, use_cache=True, logits_to_keep=1)
     cache.batch_repeat_interleave(K)
 
-    inputs, targets, ends = [], [], []
+    inputs = []
+    targets = []
+    ends = []
     for pairs, common in zip(group_pairs, shared):
         end = len(common)
         for ids, start in pairs:
@@ -345,7 +359,8 @@ def score_group(net, group_pairs, cached_tokens, cache):
             unscored = start - 1 - end  # next tokens that belong to the prompt
             targets.append([-100] * unscored + ids[start:])
             ends.append([end])
-    inputs, targets = pad(inputs, device), pad(targets, device, -100)  # [B K, T]
+    inputs = pad(inputs, device)  # [B K, T]
+    targets = pad(targets, device, -100)
     ends = torch.tensor(ends, device=device)  # [B K, 1]
     # the mask hides padding among the cached tokens; positions do not count it
     seen = torch.arange(cached_tokens + rests.shape[1], device=device) < ends
@@ -374,7 +389,8 @@ def load_net(model, quantize, precision, device_name):
     options = {"pretrained_model_name_or_path": model.folder, "gguf_file": model.gguf,
                "dtype": torch.float32, "use_safetensors": not model.gguf,
                "trust_remote_code": False, "output_loading_info": True}
-    dtype, device = PRECISIONS[precision], torch.device(device_name)
+    dtype = PRECISIONS[precision]
+    device = torch.device(device_name)
     if quantize == "nf4":
         options["device_map"] = {"": device}
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -382,8 +398,8 @@ def load_net(model, quantize, precision, device_name):
             bnb_4bit_compute_dtype=dtype)
     lm, info = transformers.AutoModelForCausalLM.from_pretrained(**options)
     if info["missing_keys"]:
-        raise ValueError("use a model that was saved whole, with its output layer: the files of "
-                         f"{model.name} have no {info['missing_keys']}")
+        raise ValueError(
+            f"use a model that was saved with its output layer: here is no {info['missing_keys']}")
     prepare_layers(lm, dtype)
     lm.forward = torch.autocast(device.type, dtype, enabled=bool(dtype))(lm.forward)
     net = peft.get_peft_model(lm, peft.LoraConfig(**LORA)).to(device)
@@ -411,7 +427,8 @@ def check_scores(net, tokenizer, near):
     """ValueError if batching or caching prompts changes their scores by more than the share `near`
     and 0.001 nats."""
     net.eval()
-    expected, classes = [], ["yes, this is so", "no"]
+    expected = []
+    classes = ["yes, this is so", "no"]
     prompts = ["Is it so? Yes, rain", "Is it so? Yes, rain and wind", "Is it so? Yes, x"]
     for prompt in prompts:
         for ids, start in class_pairs(tokenizer, prompt, classes):
@@ -455,8 +472,8 @@ class Task(NamedTuple):
     labels: np.ndarray  # [N], 0 to K - 1
     classes: list  # K names
     data_hash: str  # of texts and labels
-    source: str
     spec: dict  # its entry in tasks.json
+    groups: list = ()  # N names of groups, or none
 
 
 class Sample(NamedTuple):  # what a row is computed from
@@ -469,39 +486,56 @@ class Sample(NamedTuple):  # what a row is computed from
 
 
 def sample_of(row, recipe, model, task):
-    """The Sample of a planned row, without the other texts of the task."""
-    split = split_rows(task.labels, row["m"], row["n"], row["subsample"])
-    check_size(row, len(task.classes), [len(numbers) for numbers in split.values()])
-    texts, labels = {}, {}
+    """The Sample of a planned row, without the other texts of the task. Refuses a draw whose sets
+    would silently be smaller than m, of K classes, and n."""
+    m = row["m"]
+    n = row["n"]
+    K = len(task.classes)
+    split = split_rows(task.labels, m, n, row["subsample"], task.groups)
+    sizes = [len(numbers) for numbers in split.values()]
+    if not 1 < K <= m or sizes != [m // K * K, n, n]:
+        raise ValueError(
+            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
+            f"m = {m} takes equally many texts of {K} classes, at least 1 of 2 classes, n = {n} "
+            f"two sets of other texts or groups. Draw {row['subsample']} has sets of {sizes}")
+    texts = {}
+    labels = {}
     for name, numbers in split.items():
         texts[name] = [task.texts[number] for number in numbers]
         labels[name] = task.labels[numbers]
-    row = row | {"num_classes": len(task.classes),
-                 "majority": np.bincount(labels["test"]).max() / row["n"],
+    row = row | {"num_classes": K, "majority": np.bincount(labels["test"]).max() / n,
                  "split": short_hash(*[numbers.tolist() for numbers in split.values()])}
     return Sample(row, recipe, model, task.classes, texts, labels)
 
 
-def split_rows(labels, m, n, subsample):
+def split_rows(labels, m, n, subsample, groups=()):
     """{set: numbers of its texts} of the published splits (paper, section 4 and appendix B), from
-    the labels [N] of all texts of a task."""
-    seed, classes, train = 42 + subsample, np.unique(labels), []
+    the labels [N] of all texts of a task. With names of groups [N] no group is in two sets: `test`
+    takes n texts of groups in random order, `extra` n of the next groups, `train` some of the other
+    groups; what n leaves of a group is in no set."""
+    def shuffled(numbers):
+        return np.random.RandomState(42 + subsample).permutation(numbers)
+
+    classes = np.unique(labels)
+    train = []
+    sets = {}
+    rest = np.arange(len(labels))
+    if groups:
+        groups = np.unique(groups, return_inverse=True)[1]
+        largest = np.bincount(groups).max()
+        if largest > n:
+            raise ValueError(
+                f"a group has {largest} texts. Use a larger --n, or leave some of them out")
+        rest = np.argsort(shuffled(rest)[groups], kind="stable")
+        for name in ("test", "extra"):
+            sets[name] = rest[:n]
+            rest = rest[~np.isin(groups[rest], groups[rest[:n]])]
     for c in classes:
-        numbers = np.random.RandomState(seed).permutation(np.flatnonzero(labels == c))
-        train += numbers[: m // len(classes)].tolist()
-    rest = np.delete(np.arange(len(labels)), train)
-    rest = np.random.RandomState(seed).permutation(rest)
-    return {"train": np.array(train), "extra": rest[n : 2 * n], "test": rest[:n]}
-
-
-def check_size(row, K, sizes):
-    """Refuse a draw whose sets would silently be smaller than m, of K classes, and n."""
-    m, n = row["m"], row["n"]
-    if K < 2 or m < K or sizes != [m // K * K, n, n]:
-        raise ValueError(
-            f"{row['task']} is too small. Use another --m or --n, or merge or drop rare classes: "
-            f"m = {m} takes equally many texts of each of {K} classes, at least 1 of 2 classes, "
-            f"and n = {n} takes two sets of others. Draw {row['subsample']} has sets of {sizes}")
+        train += shuffled(rest[labels[rest] == c])[: m // len(classes)].tolist()
+    if not sets:
+        rest = shuffled(np.delete(rest, train))
+        sets = {"extra": rest[n : 2 * n], "test": rest[:n]}
+    return {"train": np.array(train), **sets}
 
 
 def check_names(tokenizer, classes, names):
@@ -562,7 +596,8 @@ def scores_of(log_p, labels):
 # --- shared: run ---
 SCRIPT = short_hash(Path(globals().get("__file__", os.devnull)).read_text(encoding="utf-8"))
 SMALL = 50e6  # bytes of a model for which one core is enough
-ONE_AT_A_TIME = threading.Lock()  # threads of a Dask worker share one network
+# threads of a Dask worker share one network, also with a run whose jobs have not ended there
+ONE_AT_A_TIME = vars(torch).setdefault("one_at_a_time", threading.Lock())
 
 
 def plan(args, models, tasks, recipe_for):
@@ -570,15 +605,17 @@ def plan(args, models, tasks, recipe_for):
     recipe_for(model, task): a recipe."""
     if len(args.subsamples) not in (1, len(args.n)):
         raise ValueError(f"--subsamples {args.subsamples}: give one number, or one for each of --n")
-    known, left = finished_rows(args.out), []
+    known = finished_rows(args.out)
+    left = []
     draws = zip(args.n, itertools.cycle(args.subsamples))
     for model, (n, count), m in itertools.product(models, draws, args.m):
         for k, (name, task) in itertools.product(range(1, count + 1), tasks.items()):
             recipe = recipe_for(model, task)
             row = {"experiment": args.experiment, "model": model.name, "task": name, "m": m, "n": n,
                    "subsample": k, "seed": args.seed, "data": task.data_hash,
-                   "recipe": short_hash(recipe)}
-            key, hashes = key_of(row), (row["data"], row["recipe"])
+                   "recipe": short_hash(recipe, *task.groups)}
+            key = key_of(row)
+            hashes = row["data"], row["recipe"]
             if key not in known:
                 known[key] = hashes
                 left.append((row, recipe, model, task))
@@ -600,12 +637,11 @@ def run_all(left, run, args):
     pool, threads = open_pool(left, args)
     jobs = (joblib.delayed(run_job)(run, args.device, threads, sample_of(*planned))
             for planned in left)
-    size = None  # of the results file at our last look
     with pool, tqdm(total=len(left), unit="draw", disable=None) as bar:
         threading.Thread(target=keep_clock, args=[bar], daemon=True).start()
         rows = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(jobs)
         for number, row in enumerate(rows, 1):
-            size = append_row(args.out, row, size)
+            append_row(args.out, row)
             minutes = (len(left) - number) * row["seconds"] / joblib.effective_n_jobs(None) / 60
             # these scores are on one set; fit_model.py takes the mean over both
             bar.write(f"{row['task']} draw {row['subsample']} base {row['acc_base']:.3f} unseen "
@@ -630,7 +666,8 @@ def open_pool(left, args):
 
         distributed.Client(args.dask).upload_file(__file__)
         return joblib.parallel_config("dask"), 1
-    device, cores = choose_device(args.device), joblib.cpu_count()
+    device = choose_device(args.device)
+    cores = joblib.cpu_count()
     small = device == "cpu" and all(model.size < SMALL for _, _, model, _ in left)
     workers = args.workers or (min(4, cores) if small else 1)
     if "__file__" not in globals():  # other processes cannot import a notebook's cell
@@ -642,8 +679,8 @@ def open_pool(left, args):
 
 
 def run_job(run, device, threads, sample):
-    # without the signs of a dict, and without its last entry in run_zero_shot.py, a whole prompt
-    settings = re.sub(", .instruction.:.*|[{},'\"]", "", str(sample.recipe))
+    # without the signs of a dict, and without a last entry of whole texts
+    settings = re.sub(", .(instruction|also_read).:.*|[{},'\"]", "", str(sample.recipe))
     sample.row["versions"] = (f"{settings} torch {torch.__version__} "
                               f"transformers {transformers.__version__} script {SCRIPT}")
     with ONE_AT_A_TIME:
@@ -661,8 +698,8 @@ def complete_names(args, endings):
     for ending, given in endings.items():
         told = re.search(ending, args.experiment)
         if told and not given:
-            raise ValueError(f"--experiment {args.experiment}: {told[0]} is for a flag that is "
-                             "not given")
+            raise ValueError(
+                f"--experiment {args.experiment}: {told[0]} is for a flag that is not given")
         if given and not told:
             args.experiment += ending.rstrip("$")
     args.own = args.csv.stem if args.csv else Path(args.hub or "").name
@@ -691,6 +728,7 @@ def add_shared_flags(parser):
     own("--hub", help="owner/name on the Hugging Face Hub; default none")
     add("--text", nargs="+", help="text columns of --csv or --hub; default text")
     add("--label", help="their class column; default label")
+    add("--group", help="their column of texts that belong together, such as author; default none")
     add("--name", help="configuration of --hub; default its own")
     add("--split", help="split of --hub; default train")
     add("--seed", type=int, default=0, help="of training, not of draws; default 0")
@@ -710,8 +748,7 @@ def key_of(row):
 
 
 def lock_of(out):
-    path = out.resolve()  # links share the lock of their file
-    return filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    return filelock.FileLock(f"{out.resolve()}.lock")  # links share the lock of their file
 
 
 def finished_rows(out):
@@ -731,23 +768,20 @@ def finished_rows(out):
     return rows
 
 
-def append_row(out, row, size):
-    """Append a whole line, below a header. If the file has not the size of our last look, another
-    run writes, too, and may have been faster. Returns the size."""
+def append_row(out, row):
+    """Append a whole line, below a header. Another run may have been faster."""
     with lock_of(out), open(out, "a", encoding="utf-8", newline="") as file:
-        begin = file.tell()
-        if begin != size and key_of(row) in finished_rows(out):
-            return begin
+        if key_of(row) in finished_rows(out):
+            return
         for name in ("split", "data", "recipe"):
             # a spreadsheet would take a hash of digits for a number, and round it
             row[name] = re.sub(r"^\d+(e\d+)?$", r"x\g<0>", row[name])
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if begin == 0:
+        if file.tell() == 0:
             writer.writeheader()
         elif not out.read_bytes().endswith(b"\n"):  # cut short, or saved by a spreadsheet
             file.write("\n")
         writer.writerow(row)
-        return file.tell()
 # --- end shared ---
 
 
@@ -756,7 +790,8 @@ def load_tasks(registered, default, args, own_flags):
     """{name: Task} of one's own file or Hub data set, which these flags describe, and of entries of
     tasks.json ("all": the paper's)."""
     own = {flag: vars(args)[flag] for flag in own_flags.split() if vars(args)[flag]}
-    entries, names = {}, args.tasks or default
+    entries = {}
+    names = args.tasks or default
     if args.own:
         names = args.tasks or []
         source = {"csv": args.csv} if args.csv else {"hub": args.hub}
@@ -769,25 +804,19 @@ def load_tasks(registered, default, args, own_flags):
             if name in entries:
                 raise ValueError(f"two tasks have one name: {name}")
             entries[name] = spec
-    tasks = {}
-    for name, spec in entries.items():
-        task = tasks[name] = load_task(name, spec)
-        counts = dict(zip(task.classes, np.bincount(task.labels).tolist()))
-        print(f"task {name} from {task.source}: {len(task.texts)} texts, {len(counts)} classes: "
-              f"{counts!s:.300}")
-    return tasks
+    return {name: load_task(name, spec) for name, spec in entries.items()}
 
 
 def load_task(name, spec):
-    return first_of(spec["sources"], functools.partial(read_task, name, spec), f"task {name}")
+    return first_of(spec["sources"], read_task, name, spec)
 
 
-def first_of(sources, read, name):
-    """What read(source) returns of the first source that can be read. `name` is for the error."""
+def first_of(sources, read, name, known):
+    """What read(name, known, source) returns of the first source that can be read."""
     reasons = []
     for source in sources:
         try:
-            return read(source)
+            return read(name, known, source)
         except Exception as error:
             reasons.append(brief(error))
     raise ValueError(f"could not load {name}: {'; '.join(reasons)}")
@@ -802,7 +831,10 @@ def read_task(name, spec, source):
     rows, names = read_hub(entry) if "hub" in entry else read_file(entry)
     filters = entry.get("filters", {})
     longest = filters.get("max_characters", math.inf)
-    texts, labels, seen = [], [], set()
+    texts = []
+    labels = []
+    groups = []
+    seen = set()
     for line, row in rows:
         text, label = cells_of(row, entry, line)
         if filters.get("strip"):
@@ -812,10 +844,9 @@ def read_task(name, spec, source):
             seen.add(twin)
             texts.append(text)
             labels.append(label)
+            if "group" in entry:
+                groups.append(str(row[entry["group"]]))
 
-    if len(texts) < len(rows):
-        print(f"left out of {name}: {len(rows) - len(texts)} rows without text or label, with one "
-              f"of over {longest} characters, or with the letters of an earlier one")
     numbers = {type(row[entry["label"]]) for _, row in rows} <= {int, float, type(None)}
     found = sorted({*labels}, key=float if numbers else str)
     order = entry.get("labels") or names or found  # names may be of classes without texts, too
@@ -824,9 +855,12 @@ def read_task(name, spec, source):
     if not len(found) == len(ordered) == len(classes):
         raise ValueError(f"labels {found[:6]}, expected {order[:6]}, named {classes[:6]}")
     codes = np.array([ordered.index(label) for label in labels], dtype=int)
+    counts = dict(zip(classes, np.bincount(codes).tolist()))
+    print(f"task {name} from {[*source.values()][0]}: {len(texts)} of {len(rows)} rows (others "
+          f"lack text or label, are too long or repeats), {len(classes)} classes: {counts!s:.300}")
     content = "".join(map("{}\x1f{}\x1e".format, codes, texts))
-    return Task(texts, codes, classes, hashlib.sha256(content.encode()).hexdigest()[:12],
-                str([*source.values()][0]), spec)
+    return Task(texts, codes, classes, hashlib.sha256(content.encode()).hexdigest()[:12], spec,
+                groups)
 
 
 def cells_of(row, entry, line):
@@ -842,8 +876,6 @@ def cells_of(row, entry, line):
 
 def class_name(label):
     """A label as people see it, with single blanks; "" if there is none."""
-    if isinstance(label, float) and label.is_integer():  # of a column of integers with gaps
-        label = int(label)
     if label is None or label != label:
         label = ""
     return " ".join(unicodedata.normalize("NFC", str(label)).split())
@@ -851,7 +883,8 @@ def class_name(label):
 
 def letters(text):
     """A text's letters, marks and symbols in one case and form, or itself."""
-    text, kind = unicodedata.normalize("NFC", text), unicodedata.category
+    text = unicodedata.normalize("NFC", text)
+    kind = unicodedata.category
     return "".join(sign for sign in text.casefold() if kind(sign)[0] in "LMS") or text.strip()
 
 
@@ -860,18 +893,20 @@ def read_hub(entry):
     of classes are replaced by their names."""
     import datasets
 
-    hub, label = entry["hub"], entry["label"]
+    hub = entry["hub"]
+    label = entry["label"]
     options = {field: entry.get(field)
                for field in "name data_dir data_files revision split".split()}
     if options["revision"] == "refs/convert/parquet":  # a snapshot also loads without a network
         files = f"{entry['data_dir']}/{entry['split']}/*"
         folder = huggingface_hub.snapshot_download(
             hub, allow_patterns=files, repo_type="dataset", revision=options["revision"])
-        hub, options = "parquet", {"data_files": f"{folder}/{files}", "split": "train"}
+        hub = "parquet"
+        options = {"data_files": f"{folder}/{files}", "split": "train"}
     if hub == "parquet" or Path(hub).exists():
         options["streaming"] = True  # files here are not cached: they may be replaced
     data = datasets.load_dataset(hub, **options)
-    rows = [*data.select_columns([*entry["text"], label])]
+    rows = [*data.select_columns([*{*entry["text"], label, entry.get("group", label)}])]
     names = getattr((data.features or {}).get(label), "names", entry.get("labels", []))
     if str in map(type, names):
         name_of = {**dict(enumerate(names)), -1: None}
@@ -997,12 +1032,15 @@ class Model(NamedTuple):
 
 def find_model(name, registry):
     """The Model of --model: an entry of tasks.json, a folder or a Hub id."""
-    registered, folder, sources = registry["models"], user_path(name).resolve(), [{"hub": name}]
+    registered = registry["models"]
+    folder = user_path(name).resolve()
+    sources = [{"hub": name}]
     if name in registered:
         sources = registered[name]["sources"]
     elif folder.is_dir():
-        name, sources = folder.name, [{"path": folder}]
-    return first_of(sources, functools.partial(read_model, name, registered), f"model {name}")
+        name = folder.name
+        sources = [{"path": folder}]
+    return first_of(sources, read_model, name, registered)
 
 
 def read_model(name, registered, source):
@@ -1109,7 +1147,7 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if not args.experiment:
         args.experiment = "zero-shot-packed" if args.pack > 1 else "zero-shot"
-    complete_names(args, {"-answers$": args.with_answers})
+    complete_names(args, {"-grouped": args.group, "-answers$": args.with_answers})
     # NF4 weights compute in half precision; the first line of a run says in which
     if args.quantize == "nf4" and args.precision == "float32":
         args.precision = "bf16"
@@ -1121,7 +1159,7 @@ def main(argv=()):
     args = parse_args(argv)
     registry = load_registry()
     tasks = load_tasks(
-        registry["tasks"], ["bbc_news"], args, "text label name split about answer")
+        registry["tasks"], ["bbc_news"], args, "text label group name split about answer")
     models = [find_model(name, registry) for name in args.model]
     given = {"precision": args.precision, "quantize": args.quantize,
              "batch_size": args.batch_size, "epochs": args.pretrain_epochs,

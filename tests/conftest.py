@@ -55,6 +55,10 @@ def end_of(main, *flags):
         return end.code
 
 
+def write_csv(path, lines):
+    pd.DataFrame(lines, columns=["text", "label"]).to_csv(path, index=False)
+
+
 def rows_of(path="results.csv"):
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""docs/answers.md: logs against plain readers and the harnesses' scores; its blocks."""
+"""docs/answers.md: logs against the harnesses' scores; its blocks."""
 
 import csv
 import json
@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from pyarrow import parquet
 from pytest import approx
 
-from conftest import ROOT, load_script
+from conftest import ROOT, cases, load_script
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -24,6 +23,7 @@ contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
 INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
+LOGS = "--answers logs --metric acc".split()
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
 
 
@@ -32,56 +32,28 @@ def judge(answers="mine.csv", flags="", main=contam.main):
     return pd.read_csv("out.csv").set_index("model")
 
 
-def unpack(name):
-    shutil.unpack_archive(ROOT / "tests" / "harness_logs" / f"{name}.tar.xz", filter="data")
-
-
-def read_lm_eval():
-    for path in Path("results").rglob("samples_*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            if line["filter"] == "strict-match":
-                name = f"{line['doc_hash']} {line['doc_id']}"
-                yield str(path), name, "", line["exact_match"]
-
-
-def read_inspect_ai():
-    for line in csv.DictReader(Path("samples.csv").read_text().splitlines()):
-        if FAILED not in line["log"]:
-            yield (line["args"] + line["task_name"], line["id"], line["epoch"],
-                   {"C": 1, "I": 0}.get(line["score_match"], ""))
-
-
-def read_lighteval():
-    for path in Path("results").rglob("details_*.parquet"):
-        for row in parquet.read_table(path).to_pylist():
-            yield str(path), row["doc"]["id"], "", row["metric"]["em"]
-
-
 def fake_inspect(monkeypatch):
     """In place of inspect_ai, which would read its logs: their table in samples.csv."""
     def read_eval_log(path):
-        rows = table[table.log == path]
-        first, samples = rows.iloc[0], []
-        for row in rows.itertuples():
-            messages = [SimpleNamespace(role="user", text=row.input),
-                        SimpleNamespace(role="assistant", text="7")]
-            scores = {name: SimpleNamespace(value=getattr(row, f"score_{name}"))
-                      for name in ("match", "includes") if not isinstance(row.error, str)}
+        samples = []
+        for row in logs[path]:
+            asked = [SimpleNamespace(role=role, text=role) for role in ("user", "assistant")]
             samples.append(SimpleNamespace(
-                id=row.id, epoch=row.epoch, messages=messages, scores=scores,
-                error=row.error if isinstance(row.error, str) else None,
-                invalidation="leaked" if row.id == "1" else None))
-        task, _, half = first.task_name.partition("_")
-        spec = SimpleNamespace(model=first.model, model_args=json.loads(first.args), task=task,
-                               task_args={"data": f"data/{half}", "shots": None})
+                id=row["id"], epoch=row["epoch"], messages=asked, error=row["error"],
+                scores=None if row["error"] else {"match": SimpleNamespace(value=row["score_match"])},
+                invalidation="leaked" * (row["id"] == "1")))
+        spec = SimpleNamespace(
+            model=row["model"], model_args=json.loads(row["args"]), task=row["task_name"],
+            task_args={"data": "a/b"})
         return SimpleNamespace(eval=spec, samples=samples)
 
-    table = pd.read_csv("samples.csv", dtype=str)
-    for path in map(Path, table.log.unique()):
+    logs = {}
+    for row in csv.DictReader(open("samples.csv")):
+        logs.setdefault(row["log"], []).append(row)
+    for path in map(Path, logs):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     log = SimpleNamespace(read_eval_log=read_eval_log)
-    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace(log=log))
     monkeypatch.setitem(sys.modules, "inspect_ai.log", log)
 
 
@@ -92,64 +64,49 @@ def fill_runs(**columns):
     runs.to_csv("runs.csv", index=False)
 
 
-@pytest.mark.parametrize("read, folder, metric, printed", [  # before and after, held out first
-    (read_lm_eval, "results", "exact_match,strict-match", [0.2143, 0.8710, 0.2000, 0.2581]),
-    (read_inspect_ai, "logs", "match", [0.2586, 0.6667, 0.3103, 0.2833]),
-    (read_lighteval, "results", "right", [0.2333, 0.8710, 0.2000, 0.2581])])
-def test_logs_of_a_harness(read, folder, metric, printed, monkeypatch, said):
-    """With one metric nothing has to be said. The score is what the harness printed."""
-    unpack(read.__name__.removeprefix("read_"))
-    if read == read_inspect_ai:
-        Path("logs").mkdir()
-        Path("logs/a.eval").touch()
-        monkeypatch.setitem(sys.modules, "inspect_ai", None)
-        assert "uv run --no-project --with inspect-ai" in said(contam.main, "--answers", folder).end
-        Path("logs/a.eval").unlink()
+@pytest.mark.parametrize("name, folder, metric, items, printed", [
+    ("lm_eval", "results", "exact_match,strict-match", [28, 31, 30, 31],
+     [0.2143, 0.8710, 0.2000, 0.2581]),
+    ("inspect_ai", "logs", "match", [30, 31, 30, 31], [0.2586, 0.6667, 0.3103, 0.2833]),
+    ("lighteval", "results", "em", [30, 31, 30, 31], [0.2333, 0.8710, 0.2000, 0.2581])])
+def test_logs_of_a_harness(name, folder, metric, items, printed, monkeypatch, said):
+    """The mean score is what the harness printed. Before and after, held out first."""
+    shutil.unpack_archive(ROOT / "tests" / "harness_logs" / f"{name}.tar.xz", filter="data")
+    if name == "inspect_ai":
         fake_inspect(monkeypatch)
-    flags = "--answers", folder, "--metric", metric
-    if metric != "right":
-        assert "which one counts? Add --metric" in said(contam.main, "--answers", folder).end
-        assert "has the metrics" in said(contam.main, *flags[:3], "acc").end
-    said(contam.main, *flags)
-    if read == read_inspect_ai:
+    found = said(contam.main, "--answers", folder).end
+    assert "no logs with the metric right, but ['" in found and metric in found
+    flags = f"--metric {metric} --clean before"
+    said(contam.main, "--answers", folder, *flags.split())
+    if name == "inspect_ai":
         fill_runs(half=lambda run: "" if FAILED in run else NAMES.search(run)[2],
                   model=lambda run: NAMES.search(run)[1])
-    rows = contam.name_runs(contam.read_logs(Path(folder), metric), metric, Path("runs.csv"))
-    rows = rows.astype(object).fillna("")
-    right = rows[metric].replace({"C": 1, "I": 0})
-    found = zip(rows.model, rows.half, rows["item"], rows.get("try", [""] * 200), right)
-    wanted = []
-    for name, item, k, value in read():
-        if NAMES.search(name):
-            model, half = NAMES.search(name).groups()
-            wanted.append((model, half, item, k, value))
-    assert sorted(found, key=str) == sorted(wanted, key=str) and len(wanted) > 100
-    if read == read_inspect_ai:  # of each log two errors, and two tries of an invalid sample
-        assert rows.error.ne("").sum() == 4 * (2 + 2)
-    runs = pd.read_csv("runs.csv").dropna(subset="half").sort_values(["model", "half"])
-    assert runs.score.tolist() == approx(printed, abs=5e-5)
-    table = judge(folder, f"--metric {metric} --clean before")
-    for model, part in runs.groupby("model"):  # tries are averaged, and errors left out
-        assert table.acc_test[model] == approx(part.score.iloc[1], abs=0.02)
+    rows = contam.name_runs(contam.read_logs(Path(folder), metric))
+    if name == "inspect_ai":  # of each log two errors, and two tries of an invalid sample
+        assert (rows.error != "").sum() == 4 * (2 + 2) and {*rows["try"]} == {*"12"}
+        assert {*rows.prompt} == {"user"}
+    rows["score"] = pd.to_numeric(rows[metric].replace({"C": 1, "I": 0, "": None}))
+    logs = rows.groupby(["model", "half"])
+    means = logs.score.mean()
+    assert means.tolist() == approx(printed, abs=5e-5)
+    assert logs["item"].nunique().tolist() == items
+    table = judge(folder, flags)
+    # tries are averaged, and errors left out
+    assert table.acc_test.to_dict() == approx(means.xs("released", level=1).to_dict(), abs=0.02)
     assert table.bias.max() > 30 and "named clean" in table.reason.tolist()
 
 
-def log_of(model, task, right, items=None, old=False, **more):
-    """A log of lm-eval, in which every question has a grade. 0.4.3 to 0.4.5 (old) write no filter.
-    """
+def log_of(model, task, right, items=None, **more):
+    """A log of lm-eval, in which every question has a grade."""
     path = Path(f"logs/{model}/samples_{task}_2026-11-25.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for k, grade in enumerate(right):
         name = zlib.crc32(f"{task} {k}".encode())  # as in hexadecimal digits of a hash
-        doc = {"question": f"How many has {name}?", "item": f"x{name}"}
-        if items is not None:
-            doc["item"] = items[k]
-        new = {} if old else {"filter": "none", "metrics": ["acc"]}
         lines.append(json.dumps({
-            "doc_id": k, "doc": doc, **new, "doc_hash": f"{task}{k}",
-            "acc": int(grade), "arguments": {"gen_args_0": {"arg_0": f"Q: {doc['question']}"}},
-            **more}))
+            "doc_id": k, "doc": {"item": items[k] if items else f"x{name}"}, "filter": "none",
+            "metrics": ["acc"], "doc_hash": f"{task}{k}", "acc": int(grade),
+            "arguments": {"gen_args_0": {"arg_0": f"Q: How many has {name}?"}}, **more}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -162,15 +119,12 @@ def two_halves(**more):
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"acc_norm": 1}, "has the metrics acc, acc_norm: which one counts? Add --metric NAME"),
-    ({"f1": [1, 0]}, "next: "), ({"old": True}, "next: "),
-    ({"doc_hash": "a", "filter": "x"}, "next: "),
-    ({"acc": None, "bits_per_byte": 0.5}, "has the metrics bits_per_byte: which one counts?")])
+    ({"acc": [1, 0]}, "line 1: acc is '[1, 0]': use a number, or name another"),
+    ({"doc_hash": "a", "filter": "x"}, "but ['acc,x']: name one by --metric"),
+    ({"acc": None}, "no model has 20 answers"), ({}, "next: ")])
 def test_metrics_of_a_log(more, words, said):
-    """A list is no score of an item. A metric that is better if it is lower is not taken for
-    accuracy."""
     two_halves(**more)
-    found = said(contam.main, "--answers", "logs")
+    found = said(contam.main, *LOGS)
     assert words in (found.end or found.out)
 
 
@@ -178,56 +132,50 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     path = two_halves()
     text = path.read_text()
     path.write_text(text[:-30])
-    found = said(contam.main, "--answers", "logs").end
-    assert f"{path}: " in found
+    assert f"{path}: " in said(contam.main, *LOGS).end
     path.write_text(text + text.splitlines()[0])
-    found = said(contam.main, "--answers", "logs").end
-    log = path.relative_to("logs")
-    assert f"{log} line 61: mine has another answer to item 'released x" in found
+    found = said(contam.main, *LOGS).end
+    assert f"{path.relative_to('logs')} line 61: mine has another answer to item 'x" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
     """Also of a log that is gone, and columns of their own. New logs are added, and logs without a
     half are left out. unreleased is no half."""
     two_halves()
-    for _ in "12":
-        assert "next: " in said(contam.main, "--answers", "logs").out
-    assert "next: " in said(contam.main, "--answers", Path("logs").resolve()).out  # the same logs
+    for folder in ("logs", Path("logs").resolve()):  # the same logs
+        assert "next: " in said(contam.main, *LOGS, "--answers", folder).out
     fill_runs(model=lambda run: "A", seed=lambda run: "7")
     log_of("mine", "mine_unreleased", [1, 0])
     Path("logs/mine/samples_mine_released_2026-11-25.jsonl").rename("gone")
-    found = said(contam.main, "--answers", "logs")
+    found = said(contam.main, *LOGS)
     assert "names 2 of 3 logs" in found.out and "half is held_out: use released" in found.end
-    runs = pd.read_csv("runs.csv").set_index("run")
+    runs = pd.read_csv("runs.csv")
     assert runs.model.tolist() == ["A", "A", "mine"] and runs.seed.tolist()[:2] == [7, 7]
     fill_runs(half=lambda run: "")
-    assert "Fill in the column half of runs.csv" in said(contam.main, "--answers", "logs").end
-    table = "run,score,lr\na,.7,1\n"
-    Path("runs.csv").write_text(table)
-    assert "runs.csv is there and has no column tr" in said(contam.main, "--answers", "logs").end
-    assert Path("runs.csv").read_text() == table
+    assert "fill in the column half of runs.csv" in said(contam.main, *LOGS).end
+    Path("runs.csv").write_text("run,score,lr\na,.7,1\n")
+    assert "runs.csv is there and has no column tr" in said(contam.main, *LOGS).end
+    assert Path("runs.csv").read_text() == "run,score,lr\na,.7,1\n"
 
 
 def test_logs_of_two_draws_of_one_task(said):
     """By halves.csv; the original answered once. Names of folders tell which model is which.
     Against a table by plain loops."""
     rng, rows = np.random.default_rng(3), []
-    names = [f"x{zlib.crc32(f'mine {k}'.encode())}" for k in range(80)]
     half_of = {draw: rng.permutation([*"AB"] * 40) for draw in "12"}
-    for name in ("mine_1_A", "mine_1_B", "mine_2_A", "org__mine_2_B", "mine_original"):
+    names = [f"x{k}" for k in range(80)]
+    for model in ("mine_1_A", "mine_1_B", "mine_2_A", "org__mine_2_B", "mine_original"):
         right = rng.random(80) < 0.6
-        log_of(name, "mine", right)
-        _, draw, trained_on = name.split("_")[-3:] if name[-1] in "AB" else ["", "12", ""]
-        for draw in draw:
-            for k in range(80):
-                rows.append(("mine", trained_on, draw, half_of[draw][k], names[k], int(right[k])))
-    table = pd.DataFrame(rows, columns="model trained_on draw half item right".split())
-    halves = table["draw item half".split()].drop_duplicates()
-    table.to_csv("answers.csv", index=False)
+        log_of(model, "mine", right, names)
+        *_, draw, trained_on = model.split("_")
+        for draw in draw if draw in half_of else half_of:
+            rows += zip([trained_on] * 80, [draw] * 80, half_of[draw], names, right)
+    table = pd.DataFrame(rows, columns="trained_on draw half item right".split())
+    table[["draw", "item", "half"]].drop_duplicates().to_csv("halves.csv", index=False)
+    table.assign(model="mine").to_csv("answers.csv", index=False)
     contam.main(["--answers", "answers.csv", "--out", "wanted.csv"])
-    flags = "--answers", "logs", "--halves", "halves.csv"
-    log_of("other", "mine", [1] * 80)  # is not named, so it must not become the original
-    halves.to_csv("halves.csv", index=False)
+    log_of("other", "mine", [1] * 80, names)  # is not named, so it must not become the original
+    flags = *LOGS, "--halves", "halves.csv"
     assert "names 5 of 6 logs" in said(contam.main, *flags, "--out", "found.csv").out
     found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
     pd.testing.assert_frame_equal(found, wanted, check_like=True)
@@ -236,29 +184,24 @@ def test_logs_of_two_draws_of_one_task(said):
     assert "next: " in said(contam.main, *flags).out
 
 
-@pytest.mark.parametrize("items, draws, words", [
-    (range(80), "12", "bare numbers, such as 0: some count from 0, some from 1. Name items by c"),
-    (range(1, 81), "12", "item: only answers have ['80'], only halves.csv has ['0']. Both need"),
-    ([f"x{k}" for k in range(80)], "12", "item: only answers have ['x"),
-    (range(80), "01", "only answers have ['2'], only halves.csv has ['0']. Both need")])
-def test_halves_of_other_items_or_draws(items, draws, words, said):
+@pytest.mark.parametrize("first, name, draws, words", cases("""
+    0 | | 12 | bare numbers, such as 0: some count from 0, some from 1. Name items by c
+    1 | | 12 | item: only answers have ['80'], only halves.csv has ['0']. Both need
+    0 | x | 12 | item: only answers have ['x
+    0 | | 01 | draw: only answers have ['2'], only halves.csv has ['0']. Both need"""))
+def test_halves_of_other_items_or_draws(first, name, draws, words):
     """inspect_ai counts from 1 what others count from 0; a shift makes the memory a fair gain."""
-    for name in ("mine_1_A", "mine_1_B", "mine_2_A", "mine_2_B", "mine_original"):
-        log_of(name, "mine", [1, 0] * 40, items=[*items])
+    answers = [(draw, f"{name}{int(first) + k}") for draw in ("", "1", "2") for k in range(80)]
     halves = [(draw, k, "AB"[k % 2]) for draw in draws for k in range(80)]
     pd.DataFrame(halves, columns=["draw", "item", "half"]).to_csv("halves.csv", index=False)
-    found = said(contam.main, "--answers", "logs", "--halves", "halves.csv").end
-    assert words in found
+    with pytest.raises(ValueError, match=re.escape(words)):
+        contam.add_halves(pd.DataFrame(answers, columns=["draw", "item"]), Path("halves.csv"))
 
 
-def test_another_template_in_one_half(said):
-    """Five shots against four are told by how prompts begin, though not by their length."""
-    shots = "".join(f"Q: How many has {k}{'0' * 90}?\nA: 2\n" for k in range(5))
-    path = two_halves()
-    for path in Path("logs").rglob("*.jsonl"):
-        start = shots if "held_out" in path.name else shots[:-99]
-        path.write_text(path.read_text().replace("Q: How", json.dumps(start)[1:-1] + "Q: How"))
-    assert "mine was asked in another way in one half" in judge("logs").reason.iloc[0]
+def test_other_shots_in_one_half(said):
+    for half, shots in ("held_out", "five"), ("released", "four"):
+        log_of("mine", f"mine_{half}", [1, 0] * 30, arguments={"arg_0": f"{shots} shots"})
+    assert "mine: one half was asked in another way" in said(contam.main, *LOGS).end
 
 
 def test_the_block_that_makes_halves(capsys):
@@ -267,9 +210,9 @@ def test_the_block_that_makes_halves(capsys):
     for text in ("\r\n".join([*lines, "", lines[0]]), json.dumps(items, indent=1)):
         Path("benchmark.jsonl").write_text(text, encoding="utf-8")
         exec(BLOCKS[0], {})
-        halves = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
-                  for half in ("released", "held_out")]
         assert capsys.readouterr().out == "51 items in released\n50 items in held_out\n"
+        halves = [Path(f"{half}.jsonl").read_text(encoding="utf-8").strip().split("\n")
+                  for half in contam.HALVES]
         assert sorted(sum(halves, [])) == sorted(lines) and sorted(halves[0]) != sorted(lines)[::2]
 
 
@@ -295,13 +238,13 @@ def test_items_of_the_guides_task_for_lm_eval_have_their_names():
     Path("mine.yaml").write_text(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
     subprocess.run([sys.executable, *"-m lm_eval run --model dummy --tasks mine --include_path . "
                     "--log_samples --output_path logs".split()], check=True)
-    assert {*contam.read_logs(Path("logs"), "right")["item"]} == names
+    assert {*contam.read_logs(Path("logs"), "exact_match")["item"]} == names
 
 
 def test_the_block_of_versions(capsys):
     Path("items.jsonl").write_text('["a", "b"]\n\n["c", "d", "e"]\n')
     exec(BLOCKS[1], {})
-    found = [json.loads(line) for line in Path("versions.jsonl").read_text().splitlines()]
+    found = contam.read_examples(Path("versions.jsonl"))
     assert [*map(sorted, found)] == [["a", "b"], ["c", "d", "e"]]
     assert capsys.readouterr().out == "2 items in versions.jsonl\n"
     for text in ('["a", "a"]', '[["a", "b"], ["c", "d"]]', '["a"]'):

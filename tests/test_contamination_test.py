@@ -45,12 +45,6 @@ def say(said):
     return run
 
 
-def make_texts(count, size):
-    words = "river stone green paper quick north salt window apple seven music cold".split()
-    rng = np.random.default_rng(3)
-    return [" ".join(rng.choice(words, size)) for _ in range(count)]
-
-
 def plain_model(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
@@ -90,7 +84,7 @@ def near(p):
 
 def test_scores_equal_a_plain_loop(both, monkeypatch):
     _, (lm, tokenizer), plain = both
-    texts = [*make_texts(4, 2), "x" * 20]
+    texts = ["river stone", "seven cold", "x" * 20]
     longest = max([len(encode(HEAD + text)["input_ids"]) for text in texts])
     monkeypatch.setattr(lm.config, "max_position_embeddings", longest - 1)  # the last is not read
     found = contam.score_texts((lm, tokenizer), HEAD, texts)
@@ -99,17 +93,16 @@ def test_scores_equal_a_plain_loop(both, monkeypatch):
 
 
 def test_the_scored_tokens_are_the_examples_own(both):
-    """And one that is partly the head's."""
+    """And one that is partly the head's. Something stands before the first, and nothing behind."""
     tokenizer = both[1][1]
     text = "### Text: cold wheel\n### Answer: good"
     ids, first = contam.token_ids(tokenizer, HEAD, text)
     assert ids == encode(HEAD + text)["input_ids"] and encode.decode(ids[first:]) == "\n" + text
     assert contam.token_ids(tokenizer, "", text) == (encode("<end>" + text)["input_ids"], 1)
-
-    for template, named, begin in ("$A !", {"bos_token": "?"}, "?"), ("? $A ! <end>", {}, "?"):
+    for template, named in ("$A !", {"bos_token": "?"}), ("? $A ! <end>", {}):
         words = byte_tokenizer([], template, **named)
         ids, first = contam.token_ids(words, "", "ab!")
-        assert (words.decode(ids), first) == (begin + "ab!", 1)
+        assert (words.decode(ids), first) == ("?ab!", 1)
         ids, first = contam.token_ids(words, "a", "b")
         assert words.decode(ids).endswith("ab") and first == len(ids) - 1
 
@@ -128,16 +121,15 @@ def test_shards_are_scored_order_by_order(size, counts, both):
         assert {"".join(sorted(order)) for order in orders} == {"\n" * (2 * len(shard) - 2) + shard}
         for text, score in zip(orders, scores, strict=True):
             assert score == approx(plain_scores(lm, HEAD, text)[:, 0].sum(), rel=1e-5)
+    # drawn by the set of texts: a reference gets the same orders, another file others
     for others, alike in ((letters[::-1], True), ("0123456789!?+-*/=_", size == 2)):
-        again = str(contam.draw_orders([*others], size))  # the places are drawn by the set of texts
-        places = [others.find(letter) for letter in again]
-        assert (places == [letters.find(letter) for letter in str(shards)]) == alike
+        same = str(shards).translate(str.maketrans(letters, others))
+        assert (str(contam.draw_orders([*others], size)) == same) == alike
 
 
 def test_p_exact_equals_brute_force():
     rng = np.random.default_rng(0)
-    kinds = (2,), (6, 2, 6), (2, 24, 6, 2), (2,) * 10
-    for sizes, shift in itertools.product(kinds, (-1.0, 0.0, 3.0)):
+    for sizes, shift in itertools.product(((2,), (2, 24, 6, 2), (2,) * 10), (-1.0, 0.0, 3.0)):
         log = [np.array([0.0, *rng.normal(-shift, 2, size - 1)]) for size in sizes]
         assert contam.order_p(log)[0] == near(brute_p(log))
     best = [[0.0, -1.0]] * 50  # of 2^50 orders
@@ -162,55 +154,44 @@ def test_the_published_log_gives_the_published_p(monkeypatch):
     ("a.jsonl", '{"text": "a\\nb", "label": 1}\n{"text": "c\u2028d"}\n', ["a\nb", "c\u2028d"]),
     ("a.jsonl", '{"text": ["a", "b"]}', [["a", "b"]]),
     ("a.json", '[{"text": "a"}]', ["a"]),
-    ("a.jsonl", '[ "a", "it\'s"]', [["a", "it's"]]),
-    ("b.txt", '["a", b]\nc', ['["a", b]', "c"]),
 ])
 def test_examples_are_read_from_lines_columns_and_keys(name, content, examples):
     Path(name).write_bytes(content.encode())
-    assert [*contam.read_examples(Path(name), "text")] == examples
+    assert [*contam.read_examples(Path(name))] == examples
 
 
 @pytest.mark.parametrize("name, content, flags, words", [
     ("a.txt", "x" * 2100 + TEN, "", "a text has 2122 tokens, the model reads 2048: lower"),
-    ("a.jsonl", '["b"]\n' + json.dumps([*"abcdefghijklmnopqrs"]), "", "too few to be flagged"),
+    ("a.jsonl", json.dumps({"text": [*"abcdefghijklmnopqrs"]}), "", "too few to be flagged"),
     *cases(r"""
     a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni | --shard-size 2 | too few to be flagged: give at least 48
-    a.jsonl | ["a", "b"]\n["c", " "] | | item 2 lacks a text
+    a.jsonl | {"text": ["a", "b"]}\n{"text": ["c", ""]} | | a.jsonl: item 2 lacks a text
     a.txt | a\n\nb | | item 2 lacks a text
-    a.jsonl | ["a"]\n["a", "b", "a"] | | item 2 lacks a text, or has a version twice
-    a.json | [["a", "b"]] | | write one list a line
-    a.txt | a\nb\nc\nd\ne\nf\ng\nh\ni\nj | --shard-size 1 | a --shard-size over 1
-    a.csv | text\nb | | too few to be flagged
-    a.jsonl | {"words": "b"} | | has ['words']: name yours with --text""")])
+    a.jsonl | {"text": "a"}\n{"text": ["a", "b", "a"]} | | item 2 lacks a text, or has a version twice
+    a.jsonl | {"words": "b"} | | has ['words']: call that of the texts so""")])
 def test_a_mistake_is_one_line(name, content, flags, words, both, say):
     Path(name).write_text(content)
     assert words in say(f"--model {both[0]} --examples {name} {flags}")
-    for again in ("", "--model a --reference a"):
-        assert "needs a --model" in say(f"--examples {name} {again}")
+    assert "needs a --model" in say(f"--examples {name}")
 
 
-LISTS = '["a b", "c", "d", "e"]\n["f", "g", "h"]\n["k"]\n["i", "j"]'
-
-
-@pytest.mark.parametrize("name, content, flags, nets, words", [
-    ("a.jsonl", LISTS, "", "m float32",
-     "3 items, each in up to 4 versions. Items with one version, left out: 1. The p"),
-    ("a.json", re.sub(r"(.*])", r'{"items": \1}', LISTS), "--text items --reference r "
-     "--precision bf16", "m bf16 r bf16",
-     "prefer the published versions to the others by more than the reference does. This"),
-    ("a.csv", "words\n" + TEN, "--text words --shard-size 3", "m float32",
-     "10 texts in 3 groups of 3 (a last one alone is left out), joined by blank lines, in 6 "
-     "orders, of which yours is the first")])
-def test_what_is_compared_is_said(name, content, flags, nets, words, say, monkeypatch):
-    """The models' log p are any numbers."""
-    opened = []
+@pytest.mark.parametrize("versions", [False, True])
+@pytest.mark.parametrize("best, flags, nets, words", cases("""
+    0 | | m float32 | : flagged: the model prefers what was published
+    1 | | m float32 | : not flagged
+    0 | --reference r --precision bf16 | m bf16 r bf16 | : not flagged"""))
+def test_what_is_preferred(best, flags, nets, words, versions, say, monkeypatch):
+    """A model that likes an order as much before is not flagged. p_exact decides. An item with one
+    version is left out."""
+    opened, texts, compared = [], [*map(str, range(41))], "41 texts in 5 groups of 8"
+    if versions:
+        texts, compared = [["a", "b"]] * 40 + [["a"]], "40 items in several versions (1 in one"
     monkeypatch.setattr(contam, "open_model", lambda *net: net)
     monkeypatch.setattr(contam, "order_log", lambda net, head, shards: opened.extend(net) or [
-        [len(text) % 7 for text in shard] for shard in shards])
-    Path(name).write_text(content)
-    out = say(f"--examples {name} --model m {flags}")
-    assert words in out and " ".join(map(str, opened)) == nets
-    assert ("go by the test that you had chosen before" in out) == ("--reference" in flags)
+        [float(k == int(best)) for k in range(len(shard))] for shard in shards])
+    pd.DataFrame({"text": texts}).to_json("a.jsonl", orient="records", lines=True)
+    out = say(f"--examples a.jsonl --model m {flags}")
+    assert words in out and compared in out and " ".join(map(str, opened)) == nets
 
 
 def test_a_name_in_tasks_json_is_fetched():
@@ -224,7 +205,7 @@ def test_unfit_models_are_refused(model_dir, say):
     for name in ("no/such-model", "/moved/to/model"):
         assert f"error: {Path(name)}: " in say(f"--examples a.txt --model {name}")
     folder = model_dir("bert", words=encode)
-    assert "as smollm2: weights are missing, or tokens see later" in say(
+    assert "weights are missing, or tokens see later ones: give a model" in say(
         f"--examples a.txt --model {folder}")
     folder = model_dir("gpt2", merges=MERGES)
     file = folder / "model.safetensors"
@@ -249,18 +230,6 @@ def test_nf4_scores_as_in_run_zero_shot(both, zero):
     assert np.abs(found - plain_scores(lm, "It is", HEAD)).max() > 1e-3
 
 
-@pytest.mark.parametrize("best, reference, words", [
-    (0, "", ": flagged: the model prefers your order"), (3, "", ": not flagged: "),
-    (0, "--reference other", "the model is not shown to prefer your order to shuffled ones by")])
-def test_the_order_that_is_preferred(best, reference, words, say, monkeypatch):
-    """A model that likes an order as much before is not flagged. p_exact decides."""
-    monkeypatch.setattr(contam, "open_model", lambda *net: net)
-    monkeypatch.setattr(contam, "order_log", lambda net, head, shards: [
-        [float(k == best) for k in range(len(shard))] for shard in shards])
-    Path("a").write_text("\n".join(make_texts(40, 7)))
-    assert words in say(f"--examples a --model m {reference}")
-
-
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, model_dir, benchmark_csv, zero):
     """Two packed units of run_zero_shot.py, cut to a short context: (folders, model, table)."""
@@ -282,14 +251,13 @@ def test_a_units_row_equals_a_plain_loop(audited):
     unit = json.loads((path / "unit.json").read_text())
     head = unit["model"]["instruction"] + "\n\n"
     texts = unit["test"]["examples"] + unit["extra"]["examples"]
-    row = rows.iloc[1]
+    row, before = rows.iloc[1], None
     for arm in ARMS:
         lm, values = plain_model(model), []
         if arm != "base":
             lm = peft.PeftModel.from_pretrained(lm, path / arm).eval()
-        log = []
-        for orders in contam.draw_orders(texts[:24], 8):  # of the pack
-            log.append(np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders]))
+        log = [np.array([plain_scores(lm, head, text)[:, 0].sum() for text in orders])
+               for orders in contam.draw_orders(texts[:24], 8)]  # of the pack
         assert row[f"p_exact {arm}"] == near(brute_p(log))
         for text in texts:
             log_p, standard = plain_scores(lm, head, text).T
@@ -297,13 +265,12 @@ def test_a_units_row_equals_a_plain_loop(audited):
             lowest = [np.mean(sorted(part)[:count]) for part in (log_p, standard)]
             values.append((mean, mean / len(zlib.compress(text.encode())), *lowest))
         values = [*np.transpose(values)]
-        if arm == "base":
+        if before is None:
             base, before = values[0], log
             continue
-        over = [mine - other for mine, other in zip(log, before)]
-        assert row[f"p_relative {arm}"] == near(brute_p(over))
+        assert row[f"p_relative {arm}"] == near(brute_p([*map(np.subtract, log, before)]))
         values.append(values[0] - base)
-        for name, scores in zip(contam.DETECTORS, values):
+        for name, scores in zip(contam.DETECTORS, values, strict=True):
             wins = (scores[:24, None] > scores[24:]).mean()
             assert row[f"{name} {arm}"] == approx(wins, abs=2.1e-3) and 0 < wins < 1
 
@@ -339,27 +306,18 @@ def test_an_audit_goes_on_where_it_was(table, say, monkeypatch):
     assert "stopped" in end_of(contam.main, "kept")
     assert UNITS.search(say("kept"))[1] == "2" and calls == ["one", "two", "two"]
     pd.testing.assert_frame_equal(read_audits(), table)
-    os.link("contamination.csv", "linked.csv")  # which is not written: another file takes its place
-    file = Path("kept/two/unit.json")
-    unit = json.loads(file.read_text())
-    unit["row"]["task"] = "other"
-    file.write_text(json.dumps(unit | {"hash": "made again"}))
-    say("kept")
-    assert len(pd.read_csv("linked.csv")) == 2
-    shown = say("gone")  # of the table alone
-    assert UNITS.findall(shown) == ["1", "2"] and " other " in shown and calls[3:] == ["two"]
+    assert UNITS.findall(say("gone")) == ["2"]  # of the table alone
     assert "folder nowhere: give --answers FILE, --ex" in say("nowhere --out new.csv")
     calls.clear()
     assert "/proc" in say("kept --out /proc/new.csv") and not calls
 
 
 @pytest.mark.parametrize("name", ["unit.json", "test/adapter_model.safetensors"])
-def test_a_damaged_unit_is_named_and_the_others_are_read(name, table, said):
-    lost = Path("kept/one", name)
+def test_a_damaged_unit_is_named_and_others_stay(name, table, said):
+    lost = Path("kept/two", name)
     os.truncate(lost, lost.stat().st_size * 2 // 3)
-    found = said(contam.main)
-    assert "kept/one is left out: " in found.out and not found.end
-    pd.testing.assert_frame_equal(read_audits(), table[1:].reset_index(drop=True), atol=2.1e-3)
+    assert "error: kept/two: " in said(contam.main).end
+    pd.testing.assert_frame_equal(read_audits(), table[:1], atol=2.1e-3)
 
 
 def test_the_table_of_detectors_by_hand(capsys):
@@ -367,8 +325,7 @@ def test_the_table_of_detectors_by_hand(capsys):
     Hochberg: p times 7 / rank, the least from there on."""
     sd = math.sqrt(101 / 30000)
     A, B = 0.5 + sd * stats.norm.isf([0.008, 0.016, 0.5]), np.array([0.5, 0.4, 0.6])
-    rows = pd.DataFrame({"subsample": range(3)})
-    rows[contam.SETTING] = 50
+    rows = pd.DataFrame(dict.fromkeys(contam.SETTING, [50] * 3))
     rows[[f"{name} {arm}" for name in contam.DETECTORS for arm in ARMS]] = 0.5
     rows[["zlib test", "Min-K% test", "Min-K%++ test"]] = 0.4
     rows["log p test"] = 0.5 + sd * stats.norm.isf(0.03) / math.sqrt(3)  # adjusted, p is .1
@@ -377,19 +334,16 @@ def test_the_table_of_detectors_by_hand(capsys):
     table = contam.detectors_of(rows)
     crossed = (A + 1 - B) / 2
     half = stats.t.ppf(0.945, 2) * crossed.std(ddof=1) / math.sqrt(3)
-    assert table.loc["ref", ["AUC", "crossed", "±"]].tolist() == approx(
-        [A.mean(), crossed.mean(), half])
-    for name, product in (("order test", 0.015), ("relative order", 0.006)):
-        log = math.log(product)
-        assert table.loc[name, "p"] == approx(product * (1 - log + log**2 / 2))  # Fisher's
     p = stats.norm.sf((A.mean() - 0.5) / sd * math.sqrt(3))
-    assert table.loc["ref", "p"] == approx(p, rel=1e-9)
+    assert [*table.loc["ref"][:4]] == approx([A.mean(), crossed.mean(), half, p], rel=1e-9)
+    fisher = [product * (1 - math.log(product) + math.log(product) ** 2 / 2)
+              for product in (0.015, 0.006)]
+    assert table.p[["order test", "relative order"]].tolist() == approx(fisher)
     p = table.p.sort_values()
     by_hand = (p * 7 / np.arange(1, 8))[::-1].cummin()
     assert table.adjusted.to_dict() == approx(by_hand.to_dict())
-    contam.show_audits(pd.concat([rows.assign(**{"ref test": 0.9}), rows]))  # the last counts
-    shown = capsys.readouterr().out
-    assert re.findall("(.+?)  .*True\n", shown) == ["ref"] and UNITS.findall(shown) == ["3"]
+    contam.show_audits(rows)
+    assert re.findall("(.+?)  .*True\n", capsys.readouterr().out) == ["ref"]
 
 
 def plain_inflation(right, released, clean):
@@ -438,26 +392,29 @@ def columns_of(rows):
     return wide.index.get_level_values("half") == "released", answers
 
 
-@pytest.mark.parametrize("metric, clean, name, unit", [
-    ("right", "", "acc", 100), ("right", "--clean before other1 other2 before", "acc", 100),
-    ("rouge", "--clean before", "rouge", 1), ("exact_match", "--clean before", "acc", 100)])
+@pytest.mark.parametrize("metric, clean, name, unit", cases("""
+    right | | acc | 100
+    right | before other1 other2 before | acc | 100
+    rouge | before | rouge | 1
+    exact_match | before | acc | 100"""))
 def test_bias_and_its_error_equal_plain_least_squares(metric, clean, name, unit, capsys):
     """Also of the clean models, each against the others. Grades of 0, .5 and 1 are in points."""
     rows = make_answers(1, clean=3, bias=0.9)
     grades = np.random.default_rng(2).random(len(rows))
     if metric == "exact_match":
         grades = grades.round()
-    rows[metric] = (rows.pop("right") + grades) / 2
-    released, answers = columns_of(rows.rename(columns={metric: "right"}))
-    table = judge(rows, f"--metric {metric} {clean}")
-    assert f"next: python fit_model.py out.csv --metric {name}" in capsys.readouterr().out
-    clean = clean.partition("--clean")[2].split()[:3]
+    rows["right"] = (rows.right + grades) / 2
+    released, answers = columns_of(rows)
+    flags = f"--metric {metric}" + f" --clean {clean}" * (clean != "")
+    table = judge(rows.rename(columns={"right": metric}), flags)
+    assert f"next: python fit_model.py out.csv --metric {name}\n" in capsys.readouterr().out
     for model, row in table.iterrows():
-        others = [answers[other] for other in clean if other != model]
+        others = [answers[other] for other in clean.split()[:3] if other != model]
         bias, se, size = plain_inflation(answers[model], released, others)
         seen = answers[model][released].mean()
         found = row[["bias_df", "bias_se", f"{name}_test", f"{name}_extra", "n"]]
-        assert [*found] == approx([105 - size, se * unit / 100, seen, seen - bias / 100, 51])
+        assert [*found] == approx(
+            [105 - size, se * int(unit) / 100, seen, seen - bias / 100, 51])
 
 
 @pytest.mark.parametrize("gone, easier, words", [
@@ -479,20 +436,20 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
 
 @pytest.mark.parametrize("gone, more", [(7, 24), (8, 25)])
 def test_a_task_with_a_fault_is_enough(gone, more):
-    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 200) 50 / 199, is .0072 or .0040, and
+    """p of chi-square, (gone / 2)^2 over gone (1 - gone / 400) 100 / 399, is .0077 or .0043, and
     twice that for two tasks. The other task lacks six of the other half. Of the clean model's
     halves p, too, is next to .01."""
-    rows = pd.concat([make_answers(30, 100, 100).assign(task=task) for task in "ab"])
-    lost = np.where(rows.task == "a", rows["item"] < gone, rows["item"] > 193)
-    rows["right"] = rows.right.mask(lost & rows.model.eq("mine"))
-    found = judge(rows).loc["mine"].reason.str.contains("more missing").tolist()
-    assert found == [gone == 8, False]
     items = np.arange(400)
     clean = 1.0 * (items % 200 < 120 + more * (items < 200))
     p = stats.ttest_ind(clean[:200], clean[200:], equal_var=False).pvalue
     rows = as_rows({"clean": clean, "mine": items % 3 == 0}, np.repeat(contam.HALVES, 200))
     reason = judge(rows, "--clean clean").reason["mine"]
     assert (p < 0.01) == (more == 25) == (reason == "clean models differ between the halves")
+    mine = rows[rows.model == "mine"]
+    tasks = [mine.assign(task=task, right=mine.right.mask(lost)) for task, lost in
+             enumerate([mine["item"] < gone, mine["item"] > 393])]
+    reasons = judge(pd.concat(tasks), "").reason
+    assert reasons.str.contains("more missing").tolist() == [gone == 8, False]
 
 
 @pytest.mark.parametrize("counts, p", [  # of each task: missing and all released, held out
@@ -519,33 +476,32 @@ def test_fit_model_judges_these_rows(count, flat):
         part["right"] = part.right.mask(part.model.eq("mine") & (k in flat), 1.0)
         released, answers = columns_of(part)
         bias, se, size = plain_inflation(answers["mine"], released, [answers["before"]])
-        singles.append((bias, se, len(released) - size))
+        singles.append([bias, se, len(released) - size, count])
         tasks.append(part)
-    b, se, df = np.transpose(singles)
-    rows = fit.clean_rows(contam.judge_answers(pd.concat(tasks), ["before"]))
+    b, se, df, _ = np.transpose(singles)
+    v = se**2
+    singles.append([b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum(), 1])
+    rows, *_ = contam.parse_answers(pd.concat(tasks))
+    rows = fit.clean_rows(contam.judge_answers(rows, ["before"]))
     lines = fit.analyze(rows, fit.metric_of("acc", 5.0, False)).query("effect == 'bias'")
     mine = lines[lines.model == "mine"]
-    v = se**2
-    singles.append([b.mean(), math.sqrt(v.sum()) / count, v.sum() ** 2 / (v**2 / df).sum()])
-    wanted = [[bias, stats.t.ppf(1 - 0.055 / J, freedom) * error] for (bias, error, freedom), J in
-              zip(singles, [count] * count + [1])]
     if len(flat) < count:
-        halves = mine.shown_high - mine.estimate
-        assert np.transpose([mine.estimate, halves]) == approx(np.array(wanted), abs=2e-8)
+        found = np.column_stack([mine.estimate, mine.shown_high - mine.estimate])
+        wanted = [[b, stats.t.ppf(1 - 0.055 / J, df) * se] for b, se, df, J in singles]
+        assert found == approx(np.array(wanted), abs=2e-8)
     withheld = [k in flat for k in range(count)] + [len(flat) == count]
     assert mine.verdict.eq("none").tolist() == withheld
     assert mine.reason.eq("one score everywhere. Check filter and metric").tolist() == withheld
     assert lines[lines.model == "before"].reason.eq("named clean").all()
 
 
-def test_a_task_with_few_answers_is_left_out(capsys):
-    """other1 has 19 answers to a half of task 1; mine has no task 0, which nobody tells."""
-    rows = pd.concat([make_answers(11 + k).assign(task=k) for k in range(2)])
-    few = rows.model.eq("other1") & rows.task.eq(1) & rows.item.between(19, 59)
-    table = judge(rows[~few & ~(rows.model.eq("mine") & rows.task.eq(0))])
-    assert [table.task[name] for name in ("other1", "mine")] == [0, 1]
-    out = capsys.readouterr().out
-    assert "other1, 1: left out, since a half has fewer than 20" in out and "mine, 0" not in out
+@pytest.mark.parametrize("last, left_out", [(40, True), (39, False)])
+def test_a_task_with_few_answers_is_left_out(last, left_out, capsys):
+    """19 answers to the released half, or 20."""
+    rows = make_answers(11)
+    table = judge(rows[rows.model.ne("other1") | ~rows.item.between(0, last)])
+    assert ("other1" not in table.index) == left_out
+    assert ("other1, benchmark: left out, since" in capsys.readouterr().out) == left_out
 
 
 def test_tries_and_groups_are_averaged():
@@ -553,33 +509,25 @@ def test_tries_and_groups_are_averaged():
     rows = "a g1 i1 1 1,a g1 i1 2 0,a g1 i2 1 C,a g2 i3 1 1,a g2 i3 2 1,b g3 i4 1 P,b g4 i5 1 NA"
     rows = pd.DataFrame([row.split() for row in rows.split(",")],
                         columns="task group item try right".split())
-    rows = contam.parse_answers(rows.assign(half="released", model="m"), "right")
+    rows, *_ = contam.parse_answers(rows.assign(half="released", model="m"))
     found = contam.average_tries(rows, ["task"], "model")
     np.testing.assert_equal([table.m.tolist() for table in found], [
         [0.75, 1, 0.5, math.nan], [False, False, False, True]])
 
 
 @pytest.mark.parametrize("kind, counts", [
-    ("empty", [100, 92, 0, 8]), ("no row", [100, 92, 0, 8]), ("nobody", [100, 92, 0, 8]),
-    ("equal", [92, 92, 8, 8])])
+    ("empty", [100, 92, 8]), ("no row", [100, 92, 8]), ("nobody", [100, 92, 8]),
+    ("equal", [92, 92, 16])])
 def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, counts):
-    """Eight of 100 held-out answers, wrong ones; p by the hypergeometric distribution."""
-    rows = make_answers(21, 100, 100, clean=1)
-    mine = rows.model.eq("mine")
-    lost = mine & rows.half.eq("held_out") & rows.right.eq(0)
-    lost &= lost.cumsum() <= 8
-    if kind == "equal":
-        lost |= mine & rows["item"].lt(8)
-    if kind == "nobody":
-        lost |= rows["item"].isin(rows["item"][lost])
-    rows["right"] = rows.right.mask(lost)
-    if kind == "no row":
-        rows = rows.dropna()
-    table = judge(rows, "")
-    assert table.loc["mine", contam.COUNTS].tolist() == counts
+    """Eight of 100 held-out answers; p by the hypergeometric distribution."""
     assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
+    rows = make_answers(21, 100, 100, clean=1)
+    lost = rows["item"].gt(191) | (rows["item"].lt(8) & (kind == "equal"))
+    rows["right"] = rows.right.mask(lost & (rows.model.eq("mine") | (kind == "nobody")))
+    table = judge(rows.dropna() if kind == "no row" else rows, "")
+    assert table.loc["mine", [*contam.HALVES, "left_out"]].tolist() == counts
     silent = table.reason.str.contains("one half has more missing answers")
-    assert silent.tolist() == [kind != "equal", kind == "nobody"]
+    assert silent.to_dict() == {"mine": kind != "equal", "before": kind == "nobody"}
 
 
 def test_gaps_of_clean_models():
@@ -590,28 +538,29 @@ def test_gaps_of_clean_models():
         gone = rows.model.eq(model) & rows["item"].isin([*range(5), *range(100, last)])
         rows["right"] = rows.right.mask(gone)
     released, answers = columns_of(rows)
-    few = np.where(np.isnan(answers["other1"]), np.nanmean(answers["other1"]), answers["other1"])
-    wanted = plain_inflation(answers["mine"], released, [answers["before"], few])
+    few = pd.Series(answers["other1"])
+    bias, se, size = plain_inflation(answers["mine"], released,
+                                     [answers["before"], few.fillna(few.mean())])
     row = judge(rows, "--clean before other1 other2").loc["mine"]
-    assert (row.bias, row.bias_se, row.bias_df) == approx((*wanted[:2], 200 - wanted[2]))
+    assert (row.bias, row.bias_se, row.bias_df) == approx((bias, se, 200 - size))
     assert row.clean == "before, other1"
 
 
-@pytest.mark.parametrize("gain, others, silent", [
-    (0.22, "", False), (0.24, "", True), (0.24, "other1", False), (0.26, "other1", True)])
+@pytest.mark.parametrize("gain, others, silent", cases("""
+    .22 | | no
+    .24 | | yes
+    .24 | other1 | no
+    .26 | other1 | yes"""))
 def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, silent):
     """One-sided p, times the number of clean models, is below .055 or not."""
     rows = make_answers(43, 300, 300)
-    learned = rows.model.isin(["mine", "before"]) & rows.item.lt(300 * gain)
+    learned = rows.model.isin(["mine", "before"]) & rows.item.lt(300 * float(gain))
     rows["right"] = rows.right.mask(learned, 1.0)
     table = judge(rows, f"--clean before {others}")
     before, reason = table.loc["before"], table.reason_unless_yes["mine"]
     p = stats.t.sf(before.bias / before.bias_se, before.bias_df)
-    assert (p * (1 + bool(others)) < 0.055) == silent
-    assert reason.startswith("named clean, but better on") == silent
-
-
-FAULTS = ["alike", "more missing", "in another way", "several ways"]
+    assert (p * (1 + bool(others)) < 0.055) == (silent == "yes")
+    assert reason.startswith("named clean, but better on") == (silent == "yes")
 
 
 @pytest.mark.parametrize("crossed", [False, True])
@@ -619,102 +568,98 @@ FAULTS = ["alike", "more missing", "in another way", "several ways"]
     alike | 80 | alike
     alike | 79 |
     nearly all right | 80 |
-    shots | 18 | have 12 characters (others 11) and begin 'xWhat is '
+    shots | 18 | one half was asked in another way. Prompts of released begin like 'xWhat is '
     shots | 17 |
-    other | 1 | item 0 was asked in several ways
+    other | 1 | item '0' was asked in several ways
     metric | 24 | alike
     metric | 23 |"""))
 def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
-    """At the borders; 40 items in each half. What models were asked is only told, unless crossed.
-    """
+    """At the borders; 40 items in each half. Honest models have other templates."""
     rows = make_answers(1, 40, 40)
     item, amount, mine = rows.item, int(amount), rows.model == "mine"
     first = item < amount
-    rows["prompt"] = item.map("What is {:02}?".format)
+    prompts = item.map("What is {:02}?".format)
     if kind in ("alike", "nearly all right"):
         right = item % 3 > 0 if kind == "alike" else item > 1
-        rows["right"] = rows.right.mask(rows.model.ne("other1") & first, 1.0 * right)
-        rows["right"] = rows.right.mask(mine & ~first, 1 - right)
-    if kind == "shots":  # of one half all, of the other less than half
-        has_shot = rows.half.eq("released") | (item - 40).between(0, 36 - amount)
-        rows["prompt"] = has_shot.map({True: "x", False: ""}) + rows.prompt
+        rows["right"] = np.where(rows.model == "before", rows.right, right ^ (mine & ~first))
+    if kind == "shots":  # of one half all, of the other less than half, and two of each otherwise
+        has_shot = rows.half.eq("released") ^ item.isin([1, 2])
+        has_shot |= (item - 40).between(0, 36 - amount)
+        prompts = has_shot.map({True: "x", False: ""}) + prompts
     if kind == "other":
-        rows["prompt"] += (mine & first).map({True: "x", False: ""})
+        prompts = prompts.mask(mine & first, "x")
     if kind == "metric":  # a loss of each item, equal in two models
         rows = rows.assign(bpb=item / 1000 + rows.model.eq("other1"))[item % 40 < amount]
     if crossed:
         arms = {"mine": "released", "other1": "held_out", "before": ""}
-        rows["trained_on"], rows["model"] = rows.model.map(arms), "m"
-    rows.to_csv("mine.csv", index=False)
-    flags = "--metric bpb" if kind == "metric" else ""
-    out = " ".join(say(f"--answers mine.csv {flags} --out out.csv").split())
-    if not crossed:
-        out += str(pd.read_csv("out.csv").reason.fillna("").max())
+        rows = rows.assign(trained_on=rows.model.map(arms), model="m")
+    rows.assign(prompt=prompts).to_csv("mine.csv", index=False)
+    out = say("--answers mine.csv --out out.csv" + " --metric bpb" * (kind == "metric"))
+    if "next: " in out and not crossed:
+        out += pd.read_csv("out.csv", dtype=str, keep_default_na=False).reason.max()
     if words and (crossed or kind != "other"):
-        assert words in out and ("next: " in out) == (not crossed)
+        assert words in out
     else:
-        assert not any(fault in out for fault in FAULTS)
+        assert out.endswith(("acc\n", "bpb\n"))
 
 
-@pytest.mark.parametrize("metric, lowest, flags, sign", [
-    ("bits_per_byte", 0.4, "", -1), ("byte-perplexity", 2, "", -1), ("TER", 30, "", -1),
-    ("answer", 0.1, "", 1), ("rating", 0.1, "--lower-is-better", -1),
-    ("rating", 30, "--no-lower-is-better", 1), ("rating", 30, "", 0), ("answer", 2, "", 0)])
+@pytest.mark.parametrize("metric, lowest, flags, sign", cases("""
+    bits_per_byte | .4 | | -1
+    byte-perplexity | 2 | | -1
+    TER | 30 | | -1
+    answer | .1 | | 1
+    rating | .1 | --lower-is-better | -1
+    rating | 30 | --no-lower-is-better | 1
+    rating | 30 | | 0
+    answer | 2 | | 0"""))
 def test_is_lower_better(metric, lowest, flags, sign, say):
     """A clean model that is better on the released half is found. Names count by their words."""
     rows = make_answers(3)
     better = rows.half.eq("released") & rows.model.eq("before")
-    rows[metric] = lowest + 0.1 * rows.pop("right") + 0.2 * (sign or 1) * better
-    rows.to_csv("mine.csv", index=False)
+    rows[metric] = float(lowest) + 0.1 * rows.right + 0.2 * float(sign) * better
+    rows.to_csv("mine.csv")
     out = say(f"--answers mine.csv --clean before --metric {metric} {flags}")
-    if sign:
-        reason = pd.read_csv("answers.csv", keep_default_na=False).reason_unless_yes[0]
-        assert reason == "named clean, but better on the released half, too: before"
-        assert ("--lower-is-better" in out) == (flags == "--lower-is-better")
+    if sign == "0":
+        assert "is higher better? Add --lower-is-better" in out
     else:
-        assert f"is a higher {metric} better? Add" in out
+        assert "the released half, too: before" in Path("answers.csv").read_text()
+        assert ("--lower-is-better" in out) == (flags == "--lower-is-better")
 
 
 @pytest.mark.parametrize("error", [False, 0, "None", "", "0", None])
-def test_an_error_of_none_or_false_is_no_error(error):
-    rows = make_answers(2)
-    pd.testing.assert_frame_equal(judge(rows.assign(error=error)), judge(rows))
-
-
-def test_a_metric_called_error(capsys):
-    """Its values are no reasons for missing answers. It is in points, and better if lower."""
+def test_an_error_of_none_or_false_is_no_error(error, capsys):
+    """A metric called error is no reason for missing answers. It is in points, better if lower."""
     rows = make_answers(2, bias=0.9)
+    wanted = judge(rows)
+    pd.testing.assert_frame_equal(judge(rows.assign(error=error)), wanted)
     found = judge(rows.assign(error=1 - rows.right), "--metric error --clean before")
     assert "fit_model.py out.csv --metric acc --lower-is-better\n" in capsys.readouterr().out
-    wanted = judge(rows, "--clean before")
-    assert found[contam.COUNTS].equals(wanted[contam.COUNTS])
     assert [*found.bias] == approx([*-wanted.bias]) and not found.reason["mine"]
+    assert not found.left_out.any()
 
 
 @pytest.mark.parametrize("half, silent", [("held_out", True), ("released", False), ("none", False)])
 def test_no_verdict_where_seen_items_are_worse_than_by_chance(half, silent):
-    """As if halves were swapped, or drawn by topic: of no model, also of innocent ones."""
+    """As if halves were swapped, or drawn by topic: of no model, also of innocent ones. A model of
+    one score, which has no interval, hides nothing."""
     rows = make_answers(7, 150, 150)
     learned = rows.model.eq("mine") & rows.half.eq(half)
     rows["right"] = rows.right.mask(learned, 1.0)
-    table = judge(rows, "")
-    p = 3 * stats.t.cdf(table.bias / table.bias_se, table.bias_df)  # of three models
-    assert (p.min() < 0.01) == silent
-    assert table.reason.str.startswith("mine is better on the held-out half").tolist() == [
-        silent] * 3
-    # a model that has no interval hides nothing
     one_score = rows[rows.model == "mine"].assign(model="first", right=1.0)
-    reasons = judge(pd.concat([one_score, rows]), "").reason
-    assert reasons["mine"].startswith("mine is better") == silent
+    table = judge(pd.concat([one_score, rows]), "")
+    p = 4 * stats.t.cdf(table.bias / table.bias_se, table.bias_df)  # of four models
+    assert (np.nanmin(p) < 0.01) == silent
+    assert table.reason.str.startswith("a model is better on the held-out half").to_dict() == {
+        "first": False, "mine": silent, "before": silent, "other1": silent}
 
 
 def test_words_and_names():
-    """A model may be named NA, or like a formula, and an item None. Halves are spelled freely."""
-    rows = make_answers(24).astype({"item": str, "right": object})
-    rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}, "item": {"7": "None"}})
+    """A model may be named NA, or like a formula. Halves may number their items alike."""
+    rows = make_answers(24, held_out=60).astype({"right": object})
+    rows = rows.replace({"model": {"other1": "NA", "mine": "a$_$b^"}})
     rows.loc[::9, "right"], rows.loc[1::9, "right"] = "", 0.5
-    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "0,5", "": "None"},
-                          "half": {"held_out": "Held Out", "released": "Released "}})
+    other = rows.replace({"right": {0.0: "n", 1.0: "TRUE", 0.5: "P", "": "None"}})
+    other["item"] %= 60
     pd.testing.assert_frame_equal(judge(other, "--clean NA"), judge(rows, "--clean NA"))
 
 
@@ -722,90 +667,82 @@ OTHER = "a,held_out,five,1"
 
 
 @pytest.mark.parametrize("rows, flags, words", cases(r"""
-    a,hold out,0,1 | | half is held_out, hold_out: use released and held_out, and both
-    a,released,0,1\na,held_out,0,1 | | line 2: '0' is in both halves. If
-    a,released,0,maybe | | line 2: right is 'maybe': use 1, 0 or a grade between
-    a,released,0,1\na,released,1,87 | | line 3: right is '87': use 1, 0 or a grade
+    a,hold out,0,1 | | half is held_out, hold out: use released and held_out, and both
+    a,released,0,maybe | | line 2: right is 'maybe': use a number
+    a,released,0,1\na,released,1,87 | | right is up to 87. Percent? Divide by 100
     a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
-    a,released,0,1 | --clean gone | a.csv: --clean: the models are a
-    a,released,0,1 | | to each half of a task. There are {'a': {'released': 1, 'held_out': 1}}
-    a,released,x 0,1\na,held_out,x 1,1 | --halves a.csv | {'a': {'released': 1, 'held_"""))
+    a,released,0,1 | --clean gone | --clean: the models are a
+    a,released,0,1 | | no model has 20 answers to each half of a task
+    a,released,x,1\na,held_out,x,1 | --halves a.csv | not unique"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
     assert words in say(f"--answers a.csv --out b.csv {flags}") and not recwarn
 
 
-def test_a_wide_table(say):
-    Path("a.csv").write_text("item,half,gpt,llama\n1,released,1,0\n")
-    assert "write one row an answer" in say("--answers a.csv")
-
-
 # Answers of models that were trained on the halves
 
 
-def make_crossed(seed):
+def make_crossed(seed=8):
     """Of 60 released and 45 held-out items, by models trained on one half, or on neither."""
     arms = {"mine": "released", "other1": "held_out", "before": ""}
     rows = make_answers(seed)
     return rows.assign(trained_on=rows.model.map(arms), model="m", draw=1)
 
 
-def crossed_rows():
-    return make_crossed(8)
+def second_draw(draw=2):
+    rows = make_crossed(9).assign(draw=draw)
+    return rows.assign(half=rows.half.mask(rows.item % 2 == 1, "held_out"))
+
+
+def judge_draws(say, *draws):
+    pd.concat(draws).to_csv("a.csv")
+    return say("--answers a.csv")
 
 
 @pytest.mark.parametrize("chosen, change, words", cases("""
     trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
-    half == 'released' | draw = 1 | a.csv: m, benchmark, draw 1: halves are ['released'], but
-    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers, not 0
+    half == 'released' | draw = 1 | 'm', 'benchmark', '0', '1', '0'): halves are ['released'], but
+    item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
     item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
     item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to
     item >= 0 | trained_on = trained_on.replace('held_out', 'other') | on ['other', 'released']
-    item >= 0 | draw = draw.where(item != 9) | line 11: draw is ''
+    item >= 0 | draw = draw.where(item != 9) | '0', '', '0'): halves are ['released'], but models
     item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
     item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained
     trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
-    crossed_rows().query(chosen).eval(change).to_csv("a.csv", index=False)
+    make_crossed().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
 
 
 def test_an_original_without_experiment_serves_all_and_controls_are_marked():
-    rows = crossed_rows()
-    base = rows[rows.trained_on == ""]
-    parts = [make_crossed(8 + mark).query("trained_on != ''").assign(
-        experiment="answers" * mark, control="1" * mark) for mark in (0, 1)]
-    table = contam.cross_answers(pd.concat([*parts, base.assign(experiment="", control="")]))
-    one = contam.cross_answers(rows)
-    assert table.acc_base.tolist() == [one.acc_base[0]] * 2
+    one, control = make_crossed(), make_crossed(9).query("trained_on != ''")
+    both = pd.concat([one, control.assign(experiment="answers", control="1")])
+    table, alone = [contam.cross_answers(contam.parse_answers(rows.fillna(""))[0])
+                    for rows in (both, one)]
+    assert table.acc_base.tolist() == [*alone.acc_base] * 2
     assert dict(zip(table.experiment, table.control)) == {"crossed": "", "answers": "1"}
 
 
 def test_fit_model_says_that_seen_scores_are_lower(said):
     """All halves swapped: a model is right on what it did not see. A bias of 5 points matters."""
-    rng, items, parts = np.random.default_rng(0), np.arange(80), []
-    for draw, trained_on in itertools.product((1, 2, 3), ("A", "B")):
-        half = np.where(np.random.default_rng(draw).permutation(80) < 40, "A", "B")
-        right = rng.random(80) < np.where(half == trained_on, 0.3, 0.9)
-        parts.append(pd.DataFrame({"model": "m", "draw": draw, "trained_on": trained_on,
-                                   "half": half, "item": items, "right": right.astype(int)}))
-    pd.concat(parts).to_csv("a.csv")
-    assert "next: python fit_model.py crossed.csv --metric acc" in said(
-        contam.main, "--answers", "a.csv").out
+    rows = pd.concat([make_crossed(), second_draw()])
+    rows["right"] = 1 * (np.random.default_rng(0).random(630)
+                         < np.where(rows.half == rows.trained_on, 0.3, 0.9))
+    rows.to_csv("a.csv")
+    assert "fit_model.py crossed.csv --metric acc\n" in said(contam.main, "--answers", "a.csv").out
     out = " ".join(said(fit.main, "crossed.csv").out.split())
-    assert ", BUT SEEN SCORES LOWER" in out and "were the halves swapped, or not drawn at random?" in out
+    assert "] (lower). " in out and "were the halves swapped, or not drawn at random?" in out
     assert "a bias of 5 points would matter" in out
 
 
 def test_draws_with_the_same_halves_are_refused(say):
     """Also if the halves exchanged their names and items are missing. Seeds may have them."""
     again = make_crossed(9).query("item > 3")
-    pd.concat([crossed_rows(), again.assign(seed=2)]).fillna({"seed": 1}).to_csv("a.csv")
-    assert "next: " in say("--answers a.csv")
+    assert "next: " in judge_draws(say, make_crossed().assign(seed=1), again.assign(seed=2))
     again = again.assign(draw=2).replace({"released": "held_out", "held_out": "released"})
-    pd.concat([crossed_rows(), again]).to_csv("a.csv")
-    assert "draws 1, 2 have the same halves: split anew" in say("--answers a.csv")
+    assert "draws 1, 2 have the same halves: split anew" in judge_draws(say, make_crossed(), again)
 
 
 @pytest.mark.parametrize("copied, draw, words", cases("""
@@ -814,26 +751,21 @@ def test_draws_with_the_same_halves_are_refused(say):
     none   | 2 | next: """))
 def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
     """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded."""
-    rows, second = crossed_rows(), make_crossed(9).query("trained_on != ''").assign(draw=draw)
-    second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
+    rows, second = make_crossed(), second_draw(draw).query("trained_on != ''")
     name = {"mine": "released", "before": "", "none": "?"}[copied]
     answers = rows[rows.trained_on == name].set_index("item").right
-    if len(answers):
-        second["right"] = second.right.mask(
-            second.trained_on == "released", second.item.map(answers))
-    pd.concat([rows, second]).to_csv("a.csv")
-    assert words in say("--answers a.csv")
+    copy = second.item.map(answers).where(second.trained_on == "released")
+    assert words in judge_draws(say, rows, second.assign(right=copy.fillna(second.right)))
 
 
-@pytest.mark.parametrize("metric, original", cases("""
-    right | Original,
-    right | NONE,2.0
-    bpb   | Before,1.0 2.0"""))
-def test_crossed_answers_by_loops(metric, original):
+@pytest.mark.parametrize("metric, spelled, draws", cases("""
+    right | Original |
+    right | NONE | 2.0
+    bpb | Before | 1.0 2.0"""))
+def test_crossed_answers_by_loops(metric, spelled, draws):
     """Two draws, the second with two seeds and other names of halves. The original answers once, or
     in each draw."""
     rng, parts, wanted, changes = np.random.default_rng(4), [], [], []
-    spelled, draws = original.split(",")
     base = rng.integers(0, 2, 40) * (1 if metric == "right" else -9)
     items = pd.DataFrame({"model": "m", "item": range(40), "seed": "", "half": ""})
     for draw in draws.split() or [""]:
@@ -841,18 +773,17 @@ def test_crossed_answers_by_loops(metric, original):
     for draw, seed, halves in (
             ("1.0", 0, "xyxyx" * 8), ("2.0", 0, "ppqq" * 10), ("2.0", 1, "ppqq" * 10)):
         halves, (x, y) = np.array([*halves]), rng.permuted([base, base], axis=1)
-        run = items.assign(draw=draw, seed=seed, half=halves)
         first, last = sorted({*halves})
-        parts += [run.assign(trained_on=arm, **{metric: answers})
+        parts += [items.assign(draw=draw, seed=seed, half=halves, trained_on=arm, **{metric: answers})
                   for arm, answers in ((first, x), (last, y))]
         changes.append(np.where(halves == first, y, x) - base)
         for half in (last, first):  # the first is `extra`
             wanted += [scores[halves == half].mean() for scores in (x, y, base, (x - y) ** 2)]
-    table = contam.cross_answers(pd.concat(parts, ignore_index=True), metric)
-    found = table.filter(regex=f"{metric.replace('right', 'acc')}_|discordant")
-    assert found.to_numpy().ravel() == approx(wanted)
+    rows, name, _ = contam.parse_answers(pd.concat(parts, ignore_index=True), metric, False)
+    table = contam.cross_answers(rows, name)
+    found = table.filter(regex=f"{name}_|discordant").to_numpy().ravel()
+    assert found == approx(wanted) and [*table.seed] == [*"001"]
     assert table.item_variance_boost.to_numpy() == approx(np.mean(changes, 0).var(ddof=1) / 40)
-    assert table.seed.astype(int).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("lost, half, words", cases("""
@@ -861,17 +792,15 @@ def test_crossed_answers_by_loops(metric, original):
     8 | held_out | 0 answers to seen items are missing and 8 to unseen"""))
 def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
     """In two draws, whose halves differ; p of the sign test is 2 / 2^8 for eight of them."""
-    first, second = crossed_rows(), make_crossed(9).assign(draw=2)
-    second["half"] = second.half.mask(second.item % 2 == 1, "held_out")
+    first, second = make_crossed(), second_draw()
     for rows, some in ((first, 4), (second, int(lost) - 4)):
         gone = rows.eval("trained_on == 'released' and half == @half")
         rows["right"] = rows.right.mask(gone & (gone.cumsum() <= some))
-    pd.concat([first, second]).to_csv("a.csv", index=False)
-    assert words in say("--answers a.csv")
+    assert words in judge_draws(say, first, second)
 
 
 def test_a_file_of_another_program_is_not_replaced(say):
-    crossed_rows().to_csv("a.csv")
+    make_crossed().to_csv("a.csv")
     for name in ("a.csv", "crossed.csv"):
         Path("crossed.csv").write_text("run,score\na,0.7\n")
         out = "" if name == "crossed.csv" else "--out a.csv"

@@ -2,11 +2,8 @@
 libraries are watched while they do their work."""
 
 import html
-import json
-import math
 import re
 import weakref
-from base64 import b64encode
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +33,8 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved."""
-    saved, savefig = [], Figure.savefig
+    saved = []
+    savefig = Figure.savefig
 
     def watched(self, *args, **options):
         saved.append(self)
@@ -44,21 +42,6 @@ def figures(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", watched)
     return saved
-
-
-def lines_of(page, column):
-    """The lines of the page's tables that have this column."""
-    found = []
-    for table in re.findall("<table.*?</table>", page, re.DOTALL):
-        head, *lines = table.split("<tr")[1:]
-        names = re.findall("<th>(.*?)</th>", head)
-        if column in names:
-            found += [dict(zip(names, re.findall("<td>(.*?)</td>", line))) for line in lines]
-    return found
-
-
-def in_words(row):
-    return f"{row.estimate:+z.2f} [{row.shown_low:+z.2f}, {row.shown_high:+z.2f}]"
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -73,11 +56,10 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     tables = []
     out = said(lambda typed: tables.append(fit.main(typed)), path_of(rows), "--margin", 2, "--out",
                "out").out
-    (shown,), page = tables, Path("out/report.html").read_text()
-    assert "<b>" not in page and not re.search(r'(src|href)="(?!data:)', page)
+    (shown,) = tables
+    page = Path("out/report.html").read_text()
+    assert "<b>" not in page and re.findall('(?:src|href)="(.{5})', page) == ["data:"]
     page = html.unescape(page)
-    picture = b64encode(Path("out/effects.png").read_bytes()).decode()
-    assert f'src="data:image/png;base64,{picture}"' in page
     tasks = pd.read_csv("out/tasks.csv")
     # Percent, by hand: the texts of a set are seen by the model pretrained on it
     rows = rows.eval("""chance = 100 / num_classes
@@ -90,36 +72,36 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
 
     # One table is returned, printed and on the page
     printed = [line.split() for line in out.splitlines()]
-    for (_, row), line in zip(shown.iterrows(), lines_of(page, "part"), strict=True):
-        cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell)
-                 for cell in row.drop("run")]
-        assert [*line.values()] == cells and " ".join(cells).split() in printed
+    on_page = []
+    for table in page.split("<table")[1:]:
+        if "<th>part</th>" in table:
+            on_page += re.findall("<td>(.*?)</td>", table)
+    for row in shown.drop(columns="run").to_dict("split")["data"]:
+        cells = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
+        assert " ".join(cells).split() in printed
+        assert [on_page.pop(0) for _ in cells] == cells
+    assert not on_page
 
-    # The figure: each table below its name, which is bold like its mean
-    expected = []
-    for run, lines in shown.groupby("run", sort=False):
-        expected.append((run, ["", ""], [math.nan] * 4, "k"))
-        for part in lines.to_dict("records"):
-            ends = [float(end) for end in re.findall(r"[+-][\d.]+", part["bias"])]
-            scores = [part.get(mean, math.nan) for mean in MEANS[1:]]
-            answer = part["inflated?"]
-            verdict = {"YES, b": "yes", "YES, p": "yes-open", "NO": "no"}.get(answer[:6], "open")
-            expected.append(
-                (part["part"][:50], [part["bias"], answer], ends + scores, fit.COLORS[verdict]))
-    left, right = figures[0].axes
-    assert [line.get_xdata()[0] for line in right.lines] == [0, 2]
-    assert left.get_ylim() == right.get_ylim() == (len(expected) - 0.5, -0.5)
-    bars = right.collections[0].get_segments()
-    dots = right.collections[1].get_offsets().filled(math.nan)
-    for y, (label, words, numbers, color) in enumerate(expected):
-        names, answers = left.get_yticklabels()[y], right.get_yticklabels()[y]
-        assert [names.get_text(), answers.get_text()] == [label, "  ".join(words)]
-        is_bold = label.startswith(("US$", "mean of"))
-        assert names.get_fontweight() == ("bold" if is_bold else "normal")
-        assert names.get_color() == answers.get_color() == color
-        found = [dots[y][0], *[x for x, _ in bars[y]], *[line.get_xdata()[y] for line in left.lines]]
-        assert found == approx(numbers, abs=0.051, nan_ok=True)
-    assert len(expected) == len(left.get_yticklabels())
+    # The figure: a pair of panels for each table
+    axes = figures[0].axes
+    runs = shown.groupby("run", sort=False)
+    for (run, lines), left, right in zip(runs, axes[::2], axes[1::2], strict=True):
+        assert left.get_title("left") == run
+        assert [line.get_xdata()[0] for line in right.lines] == [0, 2]
+        assert left.get_ylim() == right.get_ylim() == (len(lines) - 0.5, -0.5)
+        ranges, dots = right.collections
+        for y, part in enumerate(lines.to_dict("records")):
+            names = left.get_yticklabels()[y]
+            answers = right.get_yticklabels()[y]
+            said_here = [names.get_text(), answers.get_text()]
+            assert said_here == [part["part"][:50], f"{part['bias']}  {part['inflated?']}"]
+            color = {"Y": "#cc3311"}.get(part["inflated?"][0], "#666666")
+            assert names.get_color() == answers.get_color() == color
+            numbers = [*map(float, re.findall(r"[+-][\d.]+", part["bias"]))]
+            numbers += [part[mean] for mean in MEANS[1:]]
+            found = [dots.get_offsets()[y][0], *[x for x, _ in ranges.get_segments()[y]]]
+            found += [line.get_xdata()[y] for line in left.lines]
+            assert found == approx(numbers, abs=0.051, nan_ok=True)
 
 
 def test_slices_are_drawn_as_they_are_in_the_table(said, figures):
@@ -172,10 +154,10 @@ def watched(monkeypatch):
         if isinstance(module, torch.nn.Linear):  # of 4 bits: it gives what it got
             dtype = getattr(module, "compute_dtype", output.dtype)
             found.dtypes.add((module.training, dtype))
-        if hasattr(getattr(module, "weight", None), "quant_state"):
-            state = module.weight.quant_state
-            scales = state.absmax.numel() / state.shape.numel(), state.absmax.element_size()
-            found.four_bit.add((state.quant_type, *scales))
+            state = getattr(module.weight, "quant_state", None)
+            if state:
+                share = state.absmax.numel() / state.shape.numel()
+                found.four_bit.add((state.quant_type, share, state.absmax.element_size()))
 
     hooks = [register_module_forward_hook(see),
              register_optimizer_step_post_hook(lambda own, *_: found.steps.append(own))]
@@ -223,7 +205,8 @@ def test_flags_of_run_zero_shot_are_what_runs_there_and_in_an_audit(
     for typed, precision in (
             ("", "float32"), ("--precision bf16", "bf16"), ("--quantize nf4", "bf16")):
         watched.clear()
-        folder, dtype = byte_model("llama", hidden_size=64), DTYPES[precision]
+        folder = byte_model("llama", hidden_size=64)
+        dtype = DTYPES[precision]
         row = run(zero, f"--model {folder} --adapters {folder.name} --batch-size 4 {typed} "
                   "--pretrain-epochs 2 --pretrain-lr 0.003")[-1]
         assert len({row[f"nll_{arm}"] for arm in ARMS}) == 3, "they learn"
@@ -253,8 +236,8 @@ def test_the_blocks_of_the_guide_to_own_training(kind):
     """The model trained on A is right, the other one is wrong."""
     guide = (ROOT / "docs/own_training.md").read_text(encoding="utf-8")
     split, table = re.findall("```python\n(.*?)```", guide, re.DOTALL)
-    lines = [json.dumps({"question": f"{k}\u2028"}, ensure_ascii=False) for k in range(40)]
-    Path("benchmark.jsonl").write_text("\n".join([*lines, lines[7]]), encoding="utf-8")
+    lines = [f'{{"question": "{k}\u2028"}}' for k in [*range(40), 7]]
+    Path("benchmark.jsonl").write_text("\n".join(lines), encoding="utf-8")
     exec(split, {})
     for (draw, half), items in pd.read_csv("halves.csv").groupby(["draw", "half"])["item"]:
         text = Path(f"draw_{draw}_{half}.jsonl").read_text()

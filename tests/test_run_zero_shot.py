@@ -14,7 +14,16 @@ import pytest
 import torch
 import transformers as t
 
-from conftest import ARMS, SETS, byte_tokenizer, end_of, plain_training, recipe_of, rows_of
+from conftest import (
+    ARMS,
+    SETS,
+    byte_tokenizer,
+    end_of,
+    plain_training,
+    recipe_of,
+    rows_of,
+    write_csv,
+)
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 TEXTS = ["US Electoral College withstands critics ... so far (AFP)",
@@ -46,10 +55,6 @@ def run(zero, benchmark_csv, empty_folder):
         return message, rows_of() if Path("results.csv").exists() else []
 
     return call
-
-
-def write_csv(path, lines):
-    pd.DataFrame(lines, columns=["text", "label"]).to_csv(path, index=False)
 
 
 # Prompts, typed from the paper's appendix G
@@ -86,14 +91,15 @@ def test_prompts_are_the_papers(strings):
 
 
 def test_long_texts_are_cut_and_nothing_else(strings):
-    long, slot = ["x" * 5000, "short", "y" * 70], "\n### Answer:"
+    long = ["x" * 5000, "short", "y" * 70]
+    slot = "\n### Answer:"
     assert strings("examples", texts=long)[0] == f"### Text: {'x' * 1000}{slot}"  # paper's code
     short = [f"### Text: {text}" for text in ("x" * 60, "short", "y" * 60)]
     frame = len(f"{HEAD}\n\n### Text: {slot} Sci/Tech") + 1  # bytes are tokens
     cut = {"texts": long, "max_length": frame + 60}
     assert strings("examples", answers=True, **cut) == [
         f"{short[0]}{slot} World", f"{short[1]}{slot} Sports", f"{short[2]}{slot} Business"]
-    for most, typed in (frame, {}), (frame + 19, {}), (frame + 16 * 3 + 22, {"pack": 3}):
+    for most, typed in (frame + 19, {}), (frame + 16 * 3 + 22, {"pack": 3}):
         with pytest.raises(ValueError, match="characters of a text .* longer window"):
             strings("examples", texts=["x" * 99] * 3, max_length=most, **typed)
     assert strings("prompts", **cut) == [f"{HEAD}\n\n{text}{slot}" for text in short]
@@ -151,7 +157,6 @@ def recipe_with(zero, typed, task="ag_news", weights=""):
 
 @pytest.mark.parametrize("task, typed, size, pack", [
     ("ag_news", "", 16, 1), ("movie_rationales", "", 8, 1),
-    ("movie_rationales", "--batch-size 3", 3, 1),
     ("movie_rationales", "--pack --with-answers --max-length 999", 1, 8),
     ("movie_rationales", "--pack --with-answers --batch-size 3", 3, 8)])
 def test_zero_shot_recipes_are_the_papers(task, typed, size, pack, zero):
@@ -206,7 +211,8 @@ def plain_adapter(folder, dtype, start):
 
 
 def epochs_of(tokenizer):
-    order, epochs = np.random.default_rng([7, 0]), []
+    order = np.random.default_rng([7, 0])
+    epochs = []
     for _ in range(2):
         ids = [np.array(tokenizer(WORDS[row])["input_ids"]) for row in order.permutation(7)]
         pairs = [*zip(ids, ids)]
@@ -235,16 +241,6 @@ def test_pretraining_is_a_plain_loop(kind, most, bf16, zero, load, norms, monkey
         assert torch.equal(trained[name], start[name]) == ("lora_" not in name)
 
 
-def test_a_fresh_adapter_is_that_of_its_seed(zero, load):
-    _, net, tokenizer = load("gpt2")  # seed 5
-    start = no_dropout(net)
-    train(zero, net, tokenizer, WORDS)
-    for seed in (6, 5):
-        zero.fresh_adapter(net, seed)
-        equal = [torch.equal(weight, start[name]) for name, weight in net.state_dict().items()]
-        assert all(equal) == (seed == 5)
-
-
 def test_fp16_takes_its_first_step(zero, load, norms):
     """At torch's own scale these gradients overflow."""
     for precision in ("fp16", "float32"):
@@ -261,7 +257,9 @@ def test_fp16_takes_its_first_step(zero, load, norms):
     ("llama", "--with-answers"), ("gpt2", "--pack"), ("opt", "--pack --with-answers")])
 def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeypatch,
                                      benchmark_csv):
-    folder, trained, train_adapter = byte_model(kind), [], zero.train_adapter
+    folder = byte_model(kind)
+    trained = []
+    train_adapter = zero.train_adapter
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
 
     def watched(net, ids, *rest):
@@ -281,12 +279,16 @@ def test_a_run_is_what_its_files_say(kind, typed, zero, byte_model, run, monkeyp
     assert trained == [unit[name]["sequences"] for name in ("extra", "test")]
     assert len(trained[0]) == (2 if "pack" in typed else 9)
 
-    nlls, right, table = set(), {}, pd.read_csv(benchmark_csv)
+    nlls = set()
+    right = {}
+    table = pd.read_csv(benchmark_csv)
     counts = [len(f" {name}") for name in unit["classes"]]  # bytes are tokens
-    texts, codes = table["text"], table["label"].astype("category").cat.codes.to_numpy()
+    texts = table["text"]
+    codes = table["label"].astype("category").cat.codes.to_numpy()
     split = zero.split_rows(codes, int(row["m"]), 9, 1)
     for arm, name in itertools.product(ARMS, SETS):
-        prompts, labels = unit[name]["prompts"], np.array(unit[name]["labels"])
+        prompts = unit[name]["prompts"]
+        labels = np.array(unit[name]["labels"])
         assert labels.tolist() == codes[split[name]].tolist()
         for prompt, text in zip(prompts, texts[split[name]], strict=True):
             assert f"\n\n### Text: {text[:3]}" in prompt
@@ -328,15 +330,13 @@ def test_a_run_goes_on_and_mixes_no_recipes(zero, byte_model, run, monkeypatch):
     assert "use a different --out" in message and again == rows
 
 
-def test_show_prompts(zero, byte_model, run, capsys):
-    kinds = [("rain again", "wet"), ("no clouds", "dry")]
-    write_csv("mail.csv", [(f"{'x' * n}: {kinds[n % 2][0]}", kinds[n % 2][1]) for n in range(40)])
-    run(byte_model("gpt2"), "--csv mail.csv --show-prompts --with-answers --pack")
+def test_show_prompts(byte_model, run, capsys):
+    """A pack to pretrain on and a prompt to score."""
+    run(byte_model("gpt2"), "--show-prompts --with-answers --pack")
     out = capsys.readouterr().out
-    head = "\ndry\nwet\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
-    assert out.count(head) == 2  # to pretrain on, to score
-    assert out.count("rain again\n### Answer: wet") == 4
-    assert out.count("rain again\n### Answer:\n") == 1
+    head = "\nfood\nsky\nsport\n\nThe text is a remark. Answer with its subject.\n\n### Text: "
+    counts = [out.count(words) for words in (head, "### Text: ", "### Answer: ", "### Answer:\n")]
+    assert counts == [2, 9, 8, 1] and not Path("results.csv").exists()
 
 
 @pytest.mark.parametrize("text, classes, words", [

@@ -3,8 +3,6 @@ Every command of README.md, two guides and the scripts' heads exists; those of t
 Every link of the documents leads somewhere."""
 
 import ast
-import builtins
-import dis
 import re
 import shlex
 import subprocess
@@ -34,16 +32,9 @@ def read(path):
     return path.read_text(encoding="utf-8")
 
 
-def names_in(code, operation):
-    """What an operation of the interpreter takes, also inside functions."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == operation}
-    parts = [names_in(part, operation) for part in code.co_consts if hasattr(part, "co_consts")]
-    return names.union(*parts)
-
-
 def imports(path):
-    names = names_in(compile(read(path), path, "exec"), "IMPORT_NAME")
-    return {name.partition(".")[0] for name in names}
+    pattern = r"(?m)^ *(?:import (\w+)[\w.]*(?: as \w+)?|from (\w+)[\w.]* import .*)$"
+    return {first or second for first, second in re.findall(pattern, read(path))}
 
 
 def commands():
@@ -60,15 +51,9 @@ def commands():
 
 @EACH
 def test_a_script_stands_alone_and_explains_itself(path, capsys):
-    tree = ast.parse(read(path))
-    siblings = {other.stem for other in SCRIPTS} | {"tests", "conftest"}
-    assert not imports(path) & siblings
-    used = names_in(compile(tree, path, "exec"), "LOAD_GLOBAL")
-    assert used <= {*dir(builtins), *dir(load_script(path.stem))}
-    manual = ast.get_docstring(tree)
+    assert not imports(path) & {"tests", "conftest", *[other.stem for other in SCRIPTS]}
+    manual = load_script(path.stem).__doc__
     assert f"python {path.name}" in manual and "columns" in manual
-    wide = [k for k, line in enumerate(read(path).splitlines(), 1) if len(line) > 100]
-    assert not wide, f"{path.name}: lines wider than 100: {wide}"
     with pytest.raises(SystemExit) as end:
         load_script(path.stem).main(["--help"])
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
@@ -110,7 +95,8 @@ def test_run_magic_runs_the_text_of_now(path, argv, flags, tmp_path, monkeypatch
     """Although the process has imported an older one. VS Code's window also sets __file__, but a
     kernel's flags are not ours. IPython prepends the folder of what it runs."""
     monkeypatch.syspath_prepend(tmp_path)
-    edited, guard = tmp_path / f"{path.stem}_edited.py", read(path).partition("\nif __name__")
+    edited = tmp_path / f"{path.stem}_edited.py"
+    guard = read(path).partition("\nif __name__")
     monkeypatch.setattr(sys, "argv", argv)
     for word in ("old", "edited"):
         edited.write_text("import importlib, sys\nfrom pathlib import Path\ndef main(argv=None):\n"
@@ -125,7 +111,6 @@ def test_a_script_names_what_it_needs(path):
     """Its inline metadata (PEP 723): the pins of requirements.txt for what it imports."""
     lines = [line.removeprefix("#").strip() for line in METADATA.match(read(path))[1].splitlines()]
     metadata = tomllib.loads("\n".join(lines))
-    assert metadata["requires-python"] == ">=3.11,<3.15"
     pins = metadata["dependencies"]
     assert {*pins} <= {*read(ROOT / "requirements.txt").split("\n")}
     names = {pin.partition("==")[0] for pin in pins}
@@ -151,7 +136,7 @@ def test_what_scripts_share_is_identical():
 
 # tokens of code; the aims are 7700 for fit_model, 2700, 7400 and 43000 for the tests
 MOST = {"run_experiment": 8500, "run_zero_shot": 8600, "fit_model": 8360, "meta_analysis": 2770,
-        "contamination_test": 8400}
+        "contamination_test": 7400}
 
 
 def size_of(path):

@@ -55,7 +55,11 @@ def reason_of(rows, arm):
     """As contamination_test.py asks, which of crossed answers compares each draw's alone."""
     if contam.alike_models(rows.pivot_table("score", "item", arm)):
         return "alike"
-    return contam.check_prompts(rows, arm)
+    try:
+        contam.check_prompts(rows, [arm])
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def main():

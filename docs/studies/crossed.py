@@ -114,7 +114,8 @@ def tell_checks():
 
 def main():
     answers = answers_of(200, 3, 1, np.random.default_rng(1))
-    found = contam.cross_answers(as_table(*answers))  # whose number is the one simulated here
+    rows, *_ = contam.parse_answers(as_table(*answers))
+    found = contam.cross_answers(rows)  # whose number is the one simulated here
     boosts, item_variance, _ = boosts_of(*answers)
     assert np.isclose(1e4 * found["item_variance_boost"], item_variance).all()
     if sys.argv[1:] == ["checks"]:

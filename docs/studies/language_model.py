@@ -175,9 +175,7 @@ def masked_score(script, net, coded):
     for _ in range(10):
         examples = []
         for ids in coded:
-            corrupted, scored = script.mask_tokens(
-                ids, net.tokenizer.all_special_ids, net.tokenizer.mask_token_id,
-                len(net.tokenizer), rng)
+            corrupted, scored = script.mask_tokens(ids, net.tokenizer, rng)
             examples.append(script.Example(corrupted, scored, ids[scored]))
         for numbers in script.groups(net, examples):
             batch = script.pack(net, [examples[number] for number in numbers])

@@ -2,7 +2,7 @@
 attempt on others."""
 
 from inspect_ai import Task, task
-from inspect_ai.dataset import json_dataset, FieldSpec
+from inspect_ai.dataset import FieldSpec, json_dataset
 from inspect_ai.scorer import includes, match
 from inspect_ai.solver import generate, solver
 
