@@ -599,7 +599,8 @@ def notes(table, metric):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
-        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        if "open" in [*parts.verdict]:
+            yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:
