@@ -17,8 +17,8 @@ Writes report.html, effects.png and tables to fits/results/, with the columns
         over it, yes-under, no, open, none), p_alike (do tasks differ?), ... for each setting (m and
         n empty: their mean) and model (models: how many a row is the mean of; if more than one,
         model is "all")
-    tasks.csv: the same for each task; shown_low, shown_high, by which it is judged; sd (between
-        subsamples), p (one-sided sign flips of a bias), p_adjusted (Benjamini-Hochberg)
+    tasks.csv: the same for each task; shown_low, shown_high, by which it is judged; p (one-sided
+        sign flips of a bias), p_adjusted (Benjamini-Hochberg)
     posterior.csv: ArviZ's summary; warning (not converged)
 """
 
@@ -599,7 +599,8 @@ def notes(table, metric):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
-        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        if "open" in [*parts.verdict]:
+            yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:

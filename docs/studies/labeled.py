@@ -39,7 +39,7 @@ def run_placebo(flags):
         return sample
 
     def other_texts(net, sample, arm, *others):
-        changed = SimpleNamespace(**vars(sample))
+        changed = SimpleNamespace(**sample._asdict())
         changed.texts = {**sample.texts, arm: sample.texts[OTHER[arm]]}
         changed.labels = {**sample.labels, arm: sample.labels[OTHER[arm]]}
         return pretraining_texts(net, changed, arm, *others)

@@ -216,8 +216,8 @@ def pilot(flags):
     script = load_script("run_experiment")
     sample_of = script.sample_of
 
-    def sample_of_later_draw(unit):
-        return sample_of(unit._replace(row=unit.row | {"subsample": unit.row["subsample"] + 40}))
+    def sample_of_later_draw(row, *others):
+        return sample_of(row | {"subsample": row["subsample"] + 40}, *others)
 
     script.sample_of = sample_of_later_draw
     script.main([*flags, "--subsamples", "6", "--workers", "1", "--out", "pilot.csv"])
