@@ -678,9 +678,10 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 def test_controls(run):
     """Their mean answers, of one task it. Gray, as they are no alarm. Of answers (m = 0), a column
     says which they are."""
-    rows = bias_rows({"a": NINE}, n=1000, versions="torch 7")
+    rows = bias_rows({"a": NINE}, n=1000, versions="torch 7", data="x")
     read = rows.assign(experiment="x", versions="labeled_read: True")
-    control = bias_rows({"b": NINE, "a": 4 + NINE}, n=1000, experiment="few-shot-answers")
+    names = {"experiment": "few-shot-answers", "data": "y"}
+    control = bias_rows({"b": NINE, "a": 4 + NINE}, n=1000, **names)
     found = run(pd.concat([rows, read, control]))
     middle, _, _, half = plain_interval(control, "bias")
     assert headline(found)["few-shot-answers"] == (
