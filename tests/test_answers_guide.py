@@ -179,6 +179,8 @@ def test_logs_of_two_draws_of_one_task(said):
     assert "names 5 of 6 logs" in said(contam.main, *flags, "--out", "found.csv").out
     found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
     pd.testing.assert_frame_equal(found, wanted, check_like=True)
+    folders = pd.Series(["runs/2/B/samples_x.jsonl"]).str.extract(contam.NAMES_IN_RUN)["model"]
+    assert folders.str.extract(contam.OWN).iloc[0].tolist() == ["", "2", "B"]
     draws = {"_1_": "1.0", "_2_": "2.0"}  # as pandas writes them beside an empty cell
     fill_runs(draw=lambda run: "".join(draws[key] for key in draws if key in run))
     assert "next: " in said(contam.main, *flags).out
