@@ -497,7 +497,7 @@ def reports_of(lines, metric):
         control = ("No control in this file, so whether this set-up finds inflation is not known "
                    "(run scripts: --with-answers; your own training: docs/own_training.md).")
     return reports, (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
-                     f"(--margin). All: {', '.join(facts[~differ])}. {control}")
+                     f"(--margin). All: {', '.join(facts[~differ]) or 'several settings and models'}. {control}")
 
 
 def in_words(estimate, half, metric):
