@@ -4,7 +4,7 @@
 # ///
 """Does pretraining on unlabeled test texts inflate the score? This script answers from results.csv.
 
-Sections 5 to 8 of the paper (Dubey 2024).
+It follows sections 5 to 8 of the paper (Dubey 2024).
 
     python fit_model.py results.csv   # page and tables, 3 seconds
     python fit_model.py results.csv --paper-model   # the paper's model: minutes
@@ -74,8 +74,8 @@ CAUSES = {  # by kind: why seen texts may score lower
                 "(--lower-is-better)?",
     "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
-             "that it has read. Next: check this with --pretrain-on-labeled. (In your own "
-             "training: were the halves swapped, or not drawn at random? Is lower better, "
+             "that it has read. Next: run_experiment.py --pretrain-on-labeled checks this. (In "
+             "your own training: were the halves swapped, or not drawn at random? Is lower better, "
              "--lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
     True: "CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were in "
@@ -87,7 +87,7 @@ KEY_OF_RUNS = """\
 part: task, or their mean
 draw: random choice of texts; each is one run of base, unseen and seen (a mean has the fewest \
 draws of its tasks and settings)
-m: labeled texts of a draw, from which the model learns the classes
+m: labeled texts of a draw, from which the model learns the classes (zero-shot: they are left out)
 n: unlabeled texts in each of the two sets of a draw, which take turns as the test texts
 base: {metric.words} of the model as it comes, without further pretraining
 unseen: the same after pretraining on other texts of this kind (of a control: with their labels)
@@ -273,7 +273,7 @@ def effect_rows(units, effect, metric):
     facts["setting"] = title_of(facts.m, facts.n)
     if settings > 1:
         facts[["m", "n", "setting"]] = "", "", (
-            f"mean over m in {units.m.unique().tolist()}, n in {units.n.unique().tolist()}")
+            f"mean over m in {sorted({*units.m.tolist()})}, n in {sorted({*units.n.tolist()})}")
     if settings == facts.models == 1 and effect == "bias" and metric.name == "acc":
         changes = units.bias / 100 * units.texts  # of right answers
         means["p"] = p = changes.groupby(units.task).agg(sign_flip_p)
@@ -496,8 +496,9 @@ def reports_of(lines, metric):
     if "control" not in [*lines.kind]:
         control = ("No control in this file, so whether this set-up finds inflation is not known "
                    "(run scripts: --with-answers; your own training: docs/own_training.md).")
-    return reports, (f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter "
-                     f"(--margin). All: {', '.join(facts[~differ]) or 'several settings and models'}. {control}")
+    return reports, (
+        f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
+        f"All: {', '.join(facts[~differ]) or 'several settings and models'}. {control}")
 
 
 def in_words(estimate, half, metric):
@@ -563,7 +564,7 @@ def control_answers(table):
     mean = table.iloc[-1]
     answers = [CONTROLS[mean.verdict in YES].format(mean=mean)]
     silent = table.part[~table.verdict.isin(YES)]
-    if len(silent):
+    if 0 < len(silent) < len(table):
         answers.append(f"No bias is shown in {some_of([*silent])}.")
     return answers
 
@@ -584,15 +585,15 @@ def notes(table, metric):
              "draws may show it; a recipe that helps more may inflate more.", ~hopeless),
             (f"Unseen is less than {ROOM} points above chance, or pretraining lowers the score, so "
              "inflation may have little room there. Another recipe would tell more, but may also "
-             "inflate more (--pretrain-lr, --pretrain-epochs, a larger --m or --model; "
-             "docs/own_texts.md). Choose it by the boost, never by the bias, on draws that you do "
+             "inflate more: another rate, more epochs or labeled texts, a larger model "
+             "(docs/own_texts.md). Choose it by the boost, never by the bias, on draws that you do "
              "not report.", hopeless)):
         its = parts.part[parts.weak & chosen]
         if len(its):
             yield f"Weak test: {some_of([*its])}. {reason}"
     lower = parts.part[parts.lower != ""]
     if len(lower):
-        yield (f"Lower on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
+        yield (f"Worse on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
                f"some. {CAUSES[mean.kind]}")
     inflated = table.part[table.verdict.isin(YES)]
     if len(inflated):
@@ -615,9 +616,9 @@ def next_draws(parts, metric):
         if part.is_ours:
             how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
-        yield (f"Next, for {part.part}: {total} draws in all would narrow the interval of its bias "
-               f"to about ±{metric.margin / 2:g}, which should decide: {how}. Fix the number "
-               "before you look, and add draws only once.")
+        yield (f"Next, for {part.part}: {total} draws in all ({total - part.draws} more) would "
+               f"narrow the interval of its bias to about ±{metric.margin / 2:g}, which should "
+               f"decide: {how}. Fix the number before you look, and add draws only once.")
 
 
 def key_words(metric, is_held_out):
@@ -655,7 +656,8 @@ def page(reports, source, key, picture, ran):
     text = f"{HEAD}<p>{html.escape(source)}</p>\n"
     for report in reports:
         color = report.table.sort_values("order").color.iloc[0]
-        card = tag("h2", report.name) + "".join(tag("div", answer) for answer in report.answers)
+        card = f"<h2>{html.escape(report.name)}</h2>\n"
+        card += "".join(tag("div", answer) for answer in report.answers)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
     for report in reports:
@@ -824,7 +826,7 @@ def predict(posterior, rows):
     return predicted
 
 
-# Also in other scripts: see tests/copy_blocks.py
+# From here on: files and flags. Also in other scripts: see tests/copy_blocks.py
 
 # --- shared: border ---
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def plot(claims, path):
     figure.savefig(path, dpi=130)
 
 
-# Also in other scripts: see tests/copy_blocks.py
+# From here on: files and flags. Also in other scripts: see tests/copy_blocks.py
 
 # --- shared: border ---
 @contextlib.contextmanager
