@@ -593,7 +593,7 @@ def test_verdicts(
     assert f"border-color: {color}" in found.page
     assert ("chance" in row) == (metric == "acc") and "nan" not in found.out + found.page
     assert f"a bias of {limit} would matter" in found.words and key in found.words
-    for note, due in {"- Lower on seen texts: a. This is no inflation": "below" in words,
+    for note, due in {"- Worse on seen texts: a. This is no inflation": "below" in words,
                       "- Weak test: a. The boost is": "weak" in words and boost > 0,
                       "- Weak test: a. Unseen is less": "weak" in words and boost < 0,
                       "- Next, for a: report the unseen": verdict.startswith("yes")}.items():
@@ -629,9 +629,9 @@ def test_the_next_step(run):
     total = least_draws(plain_interval(rows[rows.task == "b"], "bias"), 0.055 / 4)
     found = run(rows)
     for words in (
-            f"- Next, for b: {total} draws in all would narrow the interval of its bias to about "
-            "±0.5, which should decide: repeat the command that you ran with --tasks b "
-            f"--subsamples {total} (the 9 draws that are there count).",
+            f"- Next, for b: {total} draws in all ({total - 9} more) would narrow the interval of "
+            "its bias to about ±0.5, which should decide: repeat the command that you ran with "
+            f"--tasks b --subsamples {total} (the 9 draws that are there count).",
             "- Next, for few: 8 draws in all"):
         assert words in found.words
     assert found.words.count("- Next") == 2, "weak tests, too"
@@ -646,7 +646,7 @@ def test_the_next_step(run):
     # in a mean over settings, by all rows of a task
     both = pd.concat([rows, rows.assign(m=9)]).query("task == 'b'")
     total = least_draws(plain_interval(both, "bias"), 0.055)
-    assert f"for b: {total} draws in all would" in run(both).words
+    assert f"for b: {total} draws in all (" in run(both).words
 
 
 def test_other_metrics(run):
