@@ -679,14 +679,15 @@ def draw_effects(reports, metric):
     """Two panels for each run, with a row for each part and for their mean: the scores; and the
     biases, in the color of their verdicts, beside 0 and the margin."""
     heights = [len(report.table) + 1 for report in reports]
-    figure = Figure((12, 1.2 + 0.28 * sum(heights)), layout="constrained")
+    figure = Figure((14, 1.2 + 0.28 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
-                             height_ratios=heights, gridspec_kw={"wspace": 0.1})
+                             height_ratios=heights, gridspec_kw={"wspace": 0.1, "hspace": 0.15})
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
-        scores.set_title(report.name, loc="left", parse_math=False)
+        # else a long title would narrow the panel
+        scores.set_title(report.name, loc="left").set_in_layout(False)
         scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
-        scores.plot(rows.base, rows.index, "k|", ms=10, label="base")
+        scores.plot(rows.base, rows.index, "k|", label="base")
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
         scores.plot(rows.seen, rows.index, "bd", label="seen")
         biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color)
