@@ -129,7 +129,7 @@ in at most 5.5% of tables. Read a verdict at the number of draws that was fixed 
 docs/verdicts.md. README.md explains the experiment."""
 HEAD = """<!DOCTYPE html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Does pretraining on the test texts inflate the score?</title><style>
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
+body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif }
 h1 { font-size: 1.6rem; margin: 0 }
 h2 { font-size: 1rem; margin: 1.8rem 0 .4rem }
 div { margin: .3em 0 }
@@ -139,7 +139,7 @@ div { margin: .3em 0 }
 .wide, table { display: block; overflow-x: auto }
 img { min-width: 56rem; width: 100% }
 table { border-collapse: collapse }
-td, th { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; font-size: .85rem }
+td, th { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; font-size: .8rem }
 tr { border-bottom: 1px solid #ddd }
 td:first-child, th:first-child, .key td { text-align: left }
 .key td { white-space: normal }
