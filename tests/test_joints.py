@@ -44,7 +44,6 @@ def figures(monkeypatch):
     return saved
 
 
-@pytest.mark.filterwarnings("error:constrained_layout")
 @pytest.mark.parametrize("shared", [True, False])
 def test_page_and_figure_show_the_tables(shared, said, figures):
     """One setting of two models with the same tasks, or two settings where b lacks a task."""
