@@ -56,7 +56,8 @@ ROOM = 5  # points above chance; an unseen score that is closer leaves inflation
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
 COLORS = dict.fromkeys(YES, "#cc3311") | {  # of answers, what matters most first
-    "open": "#aa5500", "remark": "#666666", "no": "#007755", "control": "#335599"}
+    "open": "#aa5500", "remark": "#666666", "none": "#666666", "no": "#007755",
+    "control": "#335599"}
 NUMBERS = {"na_rep": "", "float_format": "%#.3g"}  # of a printed table
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
@@ -84,6 +85,9 @@ CONTROLS = {  # by whether it is passed
           "this size. How large a bias is possible without labels, the interval of that run says.",
     False: "CONTROL NOT PASSED: the labels were in the texts, yet no bias is shown, so a NO of this "
            "set-up means little. Next: a larger model or more texts."}
+MAKE_CONTROL = {  # by whether run scripts make the rows
+    True: "repeat the command with --with-answers",
+    False: "train two more models on inputs with their answers (docs/own_training.md)"}
 KEY_OF_RUNS = """\
 part: a task, or the mean of all
 draw: a random choice of texts, with a base, an unseen and a seen score (of a mean: the fewest of \
@@ -540,7 +544,7 @@ def told(table, metric):
     table["inflated?"] = table.answer + table.worse + np.where(hides, differ, "")
     code = table.verdict.mask(table.weak | hides | (table.worse != ""), "remark")
     code = code.mask(table.kind == "control", "control")
-    table["color"] = code.map(COLORS).fillna(COLORS["remark"])
+    table["color"] = code.map(COLORS)
     needed = "two draws that differ and a --margin are needed"
     return table.assign(reason=table.reason.astype(object).fillna(needed))
 
@@ -573,14 +577,15 @@ def notes(table, metric):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
-        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        if "open" in [*parts.verdict]:
+            yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:
         yield "Next: no more draws are needed. Report the seen score with the interval of its bias."
     if mean.needs_control:
-        yield ("Next: a control, since none here has this model, recipe and all these tasks: repeat "
-               "the command with --with-answers (your own training: docs/own_training.md).")
+        yield ("Next: a control, since none here has this model, recipe and all these tasks: "
+               f"{MAKE_CONTROL[mean.is_ours]}.")
 
 
 def next_draws(parts, metric):
