@@ -81,10 +81,10 @@ CAUSES = {  # by kind: why seen texts may score lower
              "your own training: were the halves swapped, or not drawn at random? Is lower better, "
              "--lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
-    True: "CONTROL PASSED, as it should be: with the labels in the texts, the set-up finds a bias of "
-          "this size. How large a bias is possible without labels, the interval of that run says.",
-    False: "CONTROL NOT PASSED: the labels were in the texts, yet no bias is shown, so a NO of this "
-           "set-up means little. Next: a larger model or more texts."}
+    True: "CONTROL PASSED, as it should be: the labels were in the texts, and the bias is found. A "
+          "smaller one may be missed: see how wide the interval of the run without labels is.",
+    False: "CONTROL NOT PASSED: the labels were in the texts, yet no bias is shown, so a NO of "
+           "this set-up means little. Next: a larger model or more texts."}
 MAKE_CONTROL = {  # by whether run scripts make the rows
     True: "repeat the command with --with-answers",
     False: "train two more models on inputs with their answers (docs/own_training.md)"}
@@ -119,10 +119,10 @@ OPEN: the interval holds 0 and {metric.limit}, so too few draws to tell
 NO: no YES, and the interval ends before {metric.limit}: so much is ruled out, less is possible \
 (seen is worse: the whole interval says that seen texts score worse)
 weak test: NO or OPEN, but the boost is not shown to help, or unseen is less than {room} points \
-above chance. Then inflation may have little room
-tasks: where there are several, the interval of the bias of each is wider, so that all of them hold \
-together 89 times in 100: at most 5.5% of runs without inflation have a task with a YES (of R runs, \
-up to R times as many)
+above chance (before rounding), so that inflation may have little room; a mean: if most of its \
+tasks are so
+tasks: where there are several, the interval of the bias of each is wider, so that all of them \
+hold together 89 times in 100: of runs without inflation, at most 5.5% have a task with a YES
 mean: its interval is for the mean of these very tasks. Where they differ by more than chance (F \
 test, p below 0.05), judge each
 """
@@ -320,7 +320,7 @@ def task_shares(units, effect):
         text_variance=shares.text_variance.where(shares.bias_se.isna(), 0))
 
 
-def draws_needed(share, tail, goal, fewest=FEWEST[True]):
+def draws_needed(share, tail, goal, fewest):
     """How many draws narrow the interval of a task to ± goal."""
     K = share.subsamples.min()
 
@@ -489,7 +489,7 @@ def reports_of(lines, metric):
     run = ["experiment", "models", "model"]
     chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
     differ = chosen[["setting", "model"]].nunique() > 1
-    reports = []
+    reports, tests = [], 0
     for _, table in chosen.groupby([*run, "setting"], sort=False):
         mean = table.iloc[-1]
         facts = mean[differ.index]
@@ -503,14 +503,13 @@ def reports_of(lines, metric):
         answers = answers_of(table)
         if mean.kind == "control" and mean.verdict != "none":
             answers.insert(0, CONTROLS[mean.verdict in YES])
+        tests += mean.kind != "control"
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
                               [*notes(table, metric)]))
-    control = ""
-    if "control" not in [*lines.kind]:
-        control = " No control here, so whether this set-up finds inflation is not known."
     return reports, (
         f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
-        f"All: {', '.join(facts[~differ]) or 'several settings and models'}.{control}")
+        f"All: {', '.join(facts[~differ]) or 'several settings and models'}. Even if nothing is "
+        f"inflated, chance makes some task a YES in up to {100 * TAIL * tests:.3g}% of such files.")
 
 
 def in_words(estimate, half, metric):
@@ -535,8 +534,9 @@ def told(table, metric):
     table["worse"] = np.where(edge < 0, " (seen is worse)", "")
     table["near_chance"] = table.unseen < table.chance + ROOM
     says_little = table.near_chance | (table.gain <= table.gain_half)
+    says_little |= table.is_mean & (says_little[~table.is_mean].mean() > 0.5)
     table["weak"] = table.verdict.isin(["no", "open"]) & says_little
-    table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
+    table["order"] = table.verdict.map([*VERDICTS].index)
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test, tells little)", "")
     hides = table.is_mean & (table.p_alike < LEVEL)
@@ -545,15 +545,15 @@ def told(table, metric):
     code = table.verdict.mask(table.weak | hides | (table.worse != ""), "remark")
     code = code.mask(table.kind == "control", "control")
     table["color"] = code.map(COLORS)
-    needed = "two draws that differ and a --margin are needed"
-    return table.assign(reason=table.reason.astype(object).fillna(needed))
+    return table.assign(reason=table.reason.astype(object).fillna(
+        "two draws that differ and a --margin are needed"))
 
 
 def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests,
     and the mean."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    for _, its in parts.groupby(["order", "reason"]):
+    for _, its in parts.groupby(["weak", "order", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.worse)]
         reason = f" ({first.reason})" if first.verdict == "none" else ""
         if len(its) > NAMED and first.verdict not in YES:
@@ -569,10 +569,9 @@ def notes(table, metric):
     mean, parts = table.iloc[-1], table[~table.is_mean]
     if mean.kind == "control" or mean.models > 1:
         return
-    worse, inflated = parts.part[parts.worse != ""], table.part[table.verdict.isin(YES)]
-    if len(worse):
-        yield (f"Seen is worse: {', '.join(worse)}. This is no inflation, but may hide some. "
-               f"{CAUSES[mean.kind]}")
+    low, inflated = parts.part[parts.worse != ""], table.part[table.verdict.isin(YES)]
+    if len(low):
+        yield f"Seen is worse: {', '.join(low)}. No inflation; may hide some. {CAUSES[mean.kind]}"
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
@@ -580,12 +579,12 @@ def notes(table, metric):
         if "open" in [*parts.verdict]:
             yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
+    if mean.needs_control:
+        yield ("Next, before other runs: a control, since none here has this model, recipe and all "
+               f"these tasks: {MAKE_CONTROL[mean.is_ours]}.")
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:
         yield "Next: no more draws are needed. Report the seen score with the interval of its bias."
-    if mean.needs_control:
-        yield ("Next: a control, since none here has this model, recipe and all these tasks: "
-               f"{MAKE_CONTROL[mean.is_ours]}.")
 
 
 def next_draws(parts, metric):
@@ -609,9 +608,9 @@ def next_draws(parts, metric):
         yield (f"Next, for {part.part}: {total} draws in all ({total - part.draws} more) would "
                f"{use}: {how}. Fix the number before you look, and add draws only once.")
     if hopeless:
-        yield (f"Next, for {', '.join(hopeless)}: another recipe, such as another rate, more epochs "
-               "or labeled texts, a larger model (docs/own_texts.md). Choose it by its boost, never "
-               "by the bias, on draws that you do not report. It may also inflate more.")
+        yield (f"Next, for {', '.join(hopeless)}: another recipe: first other rates, then more "
+               "epochs or labeled texts, then a larger model (docs/own_texts.md). Choose it by its "
+               "boost, never by the bias, on draws that you do not report. It may inflate more.")
 
 
 def key_words(metric, is_held_out):
@@ -622,19 +621,19 @@ def key_words(metric, is_held_out):
 
 
 def screen(reports, common, key):
-    print(wrap(f"Does pretraining on the test texts inflate the score? {common}") + "\n")
+    print(wrap(f"Does pretraining on the test texts inflate the score? {common}"))
     for report in reports:
-        print(f"{report.name}:")
+        print(f"\n{report.name}:")
         for answer in report.answers:
             print(wrap(answer, "  "))
         for note in report.notes:
             print(wrap(note, "  - "))
-        print()
-    for term, meaning in key.items():
-        print(wrap(meaning, f"  {term:11}"))
     for report in reports:
         view = shown(report.table).to_string(index=False, **NUMBERS)
         print(f"\n{wrap(report.name)}\n\n{view}")
+    print()
+    for term, meaning in key.items():
+        print(wrap(meaning, f"  {term:11}"))
 
 
 def shown(table):
@@ -658,7 +657,7 @@ def page(reports, source, key, picture, ran):
              for term, meaning in key.items()]
     return (f'{text}<h2>Words</h2><table class="key">{"".join(words)}</table>'
             f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
-            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
+            f"<details><summary>What was run</summary>{tag('div', ran or 'not known')}</details>")
 
 
 def tag(name, text):
@@ -668,14 +667,15 @@ def tag(name, text):
 def draw_effects(reports, metric):
     """Two panels for each run, with a row for each part and for their mean: the scores; and the
     biases, in the color of their verdicts, beside 0 and the margin."""
-    heights = [len(report.table) + 1 for report in reports]  # room for a title
-    figure = Figure((14, 1.2 + 0.28 * sum(heights)), layout="constrained")
+    heights = [len(report.table) for report in reports]
+    figure = Figure((13, 1.2 + 0.6 * len(heights) + 0.28 * sum(heights)), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.15)  # room for titles
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
-                             height_ratios=heights, gridspec_kw={"wspace": 0.1, "hspace": 0})
+                             height_ratios=heights, gridspec_kw={"wspace": 0.1})
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
-        # within the panel, which a long title would else narrow
-        scores.set_title(report.name, loc="left", y=1, pad=-12).set_in_layout(False)
+        # else a long title would narrow the panel
+        scores.set_title(report.name, loc="left").set_in_layout(False)
         scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
         scores.plot(rows.base, rows.index, "k|", label="base")
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
@@ -689,16 +689,15 @@ def draw_effects(reports, metric):
         answers = rows.bias + "  " + rows["inflated?"]
         for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
             axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
-            axis.set_ylim(len(rows) - 0.5, -1.5)
+            axis.set_ylim(len(rows) - 0.5, -0.5)
             axis.set_frame_on(False)
             axis.grid(axis="x")
             axis.tick_params(length=0)
             for tick, color in zip(axis.get_yticklabels(), rows.color):
                 tick.set_color(color)
     scores.set_xlabel(metric.words)
-    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals\n"
-                      f"(dotted: {metric.limit}; gray: a remark weakens the answer; blue: "
-                      "control)")
+    biases.set_xlabel(f"bias = seen - unseen, {metric.unit},\nwith 89% intervals (dotted: "
+                      f"{metric.limit};\ngray: see the remark; blue: control)")
     figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 
