@@ -77,17 +77,14 @@ CAUSES = {  # by kind: why seen texts may score lower
                 "(--lower-is-better)?",
     "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
-             "that it has read. Next: run_experiment.py --pretrain-on-labeled checks this. (In "
-             "your own training: were the halves swapped, or not drawn at random? Is lower better, "
+             "that it has read. Next: a run with --pretrain-on-labeled checks this. (In your "
+             "own training: were the halves swapped, or not drawn at random? Is lower better, "
              "--lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
     True: "CONTROL PASSED, as it should be: the labels were in the texts, and the bias is found. A "
           "smaller one may be missed: see how wide the interval of the run without labels is.",
     False: "CONTROL NOT PASSED: the labels were in the texts, yet no bias is shown, so a NO of "
            "this set-up means little. Next: a larger model or more texts."}
-MAKE_CONTROL = {  # by whether run scripts make the rows
-    True: "repeat the command with --with-answers",
-    False: "train two more models on inputs with their answers (docs/own_training.md)"}
 KEY_OF_RUNS = """\
 part: a task, or the mean of all
 draw: a random choice of texts, with a base, an unseen and a seen score (of a mean: the fewest of \
@@ -486,11 +483,11 @@ def with_boost(effects, rows, metric):
 def reports_of(lines, metric):
     """A Report of each experiment and model, on the mean over settings or else on each setting; and
     what is said once of all."""
-    run = ["experiment", "models", "model"]
-    chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
+    ids = ["experiment", "models", "model"]
+    chosen = lines[lines.settings == lines.groupby(ids)["settings"].transform("max")]
     differ = chosen[["setting", "model"]].nunique() > 1
-    reports, tests = [], 0
-    for _, table in chosen.groupby([*run, "setting"], sort=False):
+    reports, runs, found, alone = [], 0, 0, []
+    for _, table in chosen.groupby([*ids, "setting"], sort=False):
         mean = table.iloc[-1]
         facts = mean[differ.index]
         if mean.models > 1:
@@ -503,13 +500,19 @@ def reports_of(lines, metric):
         answers = answers_of(table)
         if mean.kind == "control" and mean.verdict != "none":
             answers.insert(0, CONTROLS[mean.verdict in YES])
-        tests += mean.kind != "control"
+        if mean.kind != "control":
+            is_yes = table.verdict.isin(YES)
+            runs, found = runs + 1, found + is_yes.any()
+            if mean.needs_control and not is_yes.all():
+                alone.append(name)
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
                               [*notes(table, metric)]))
     return reports, (
-        f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
-        f"All: {', '.join(facts[~differ]) or 'several settings and models'}. Even if nothing is "
-        f"inflated, chance makes some task a YES in up to {100 * TAIL * tests:.3g}% of such files.")
+        f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
+        f"in up to {100 * TAIL * runs:.3g}% of such files). Without a control, which comes first "
+        f"(--with-answers, or docs/own_training.md), are: {'; '.join(alone) or 'none'}. All: "
+        f"{', '.join(facts[~differ]) or 'several settings and models'}. Bias in {metric.unit} [89% "
+        f"interval]; a bias of {metric.limit} would matter (--margin).")
 
 
 def in_words(estimate, half, metric):
@@ -530,8 +533,8 @@ def told(table, metric):
     """The table in the words that are shown. order: what matters first."""
     table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
     table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
-    edge = metric.sign * table.estimate + table.shown_half
-    table["worse"] = np.where(edge < 0, " (seen is worse)", "")
+    ends = metric.sign * table.estimate + table.shown_half
+    table["worse"] = np.where(ends < 0, " (seen is worse)", "")
     table["near_chance"] = table.unseen < table.chance + ROOM
     says_little = table.near_chance | (table.gain <= table.gain_half)
     says_little |= table.is_mean & (says_little[~table.is_mean].mean() > 0.5)
@@ -540,11 +543,10 @@ def told(table, metric):
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test, tells little)", "")
     hides = table.is_mean & (table.p_alike < LEVEL)
-    differ = f", but tasks differ (p = {table.p_alike.iloc[0]:.1g})"
-    table["inflated?"] = table.answer + table.worse + np.where(hides, differ, "")
+    table["inflated?"] = table.answer + table.worse + np.where(
+        hides, f", but tasks differ (p = {table.p_alike.iloc[0]:.1g})", "")
     code = table.verdict.mask(table.weak | hides | (table.worse != ""), "remark")
-    code = code.mask(table.kind == "control", "control")
-    table["color"] = code.map(COLORS)
+    table["color"] = code.mask(table.kind == "control", "control").map(COLORS)
     return table.assign(reason=table.reason.astype(object).fillna(
         "two draws that differ and a --margin are needed"))
 
@@ -553,7 +555,7 @@ def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests,
     and the mean."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    for _, its in parts.groupby(["weak", "order", "reason"]):
+    for _, its in parts.groupby(["order", "weak", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.worse)]
         reason = f" ({first.reason})" if first.verdict == "none" else ""
         if len(its) > NAMED and first.verdict not in YES:
@@ -571,17 +573,13 @@ def notes(table, metric):
         return
     low, inflated = parts.part[parts.worse != ""], table.part[table.verdict.isin(YES)]
     if len(low):
-        yield f"Seen is worse: {', '.join(low)}. No inflation; may hide some. {CAUSES[mean.kind]}"
+        yield f"Seen is worse: {', '.join(low)}. Inflation may hide below it. {CAUSES[mean.kind]}"
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
-        if "open" in [*parts.verdict]:
-            yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
-    if mean.needs_control:
-        yield ("Next, before other runs: a control, since none here has this model, recipe and all "
-               f"these tasks: {MAKE_CONTROL[mean.is_ours]}.")
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:
         yield "Next: no more draws are needed. Report the seen score with the interval of its bias."
@@ -593,7 +591,7 @@ def next_draws(parts, metric):
     hopeless = []
     for part in parts[parts.weak | (parts.verdict == "open")].itertuples():
         share, tail, goal = part.shares, TAIL / len(parts), metric.margin / 2
-        use = f"narrow the interval of its bias to about ±{goal:g}, which should decide"
+        use = f"narrow the interval of its bias to about ±{goal:g}, which should end OPEN"
         if part.weak:
             share, tail, goal = part.boost_shares, TAIL, part.gain
             use = "show a boost of the size found (so far the test is weak)"
@@ -608,16 +606,17 @@ def next_draws(parts, metric):
         yield (f"Next, for {part.part}: {total} draws in all ({total - part.draws} more) would "
                f"{use}: {how}. Fix the number before you look, and add draws only once.")
     if hopeless:
-        yield (f"Next, for {', '.join(hopeless)}: another recipe: first other rates, then more "
-               "epochs or labeled texts, then a larger model (docs/own_texts.md). Choose it by its "
-               "boost, never by the bias, on draws that you do not report. It may inflate more.")
+        yield (f"Next, for {', '.join(hopeless)}: another recipe: first other learning rates, then "
+               "more epochs or labeled texts, then a larger model (docs/own_texts.md). Choose by "
+               "its boost, never by the bias, on draws that you do not report. A recipe that helps "
+               "may inflate more.")
 
 
 def key_words(metric, is_held_out):
     """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
     text = (KEY_OF_HALVES if is_held_out else KEY_OF_RUNS) + KEY_OF_ANSWERS
-    text = text.format(metric=metric, room=ROOM)
-    return dict(line.split(": ", 1) for line in text.splitlines())
+    lines = text.format(metric=metric, room=ROOM).splitlines()
+    return dict(line.split(": ", 1) for line in lines)
 
 
 def screen(reports, common, key):
@@ -668,26 +667,25 @@ def draw_effects(reports, metric):
     """Two panels for each run, with a row for each part and for their mean: the scores; and the
     biases, in the color of their verdicts, beside 0 and the margin."""
     heights = [len(report.table) for report in reports]
-    figure = Figure((13, 1.2 + 0.6 * len(heights) + 0.28 * sum(heights)), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.15)  # room for titles
+    figure = Figure((13, 1.2 + 0.7 * len(heights) + 0.28 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
-                             height_ratios=heights, gridspec_kw={"wspace": 0.1})
+                             height_ratios=heights)
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
-        # else a long title would narrow the panel
-        scores.set_title(report.name, loc="left").set_in_layout(False)
+        # in two lines: a wide title would narrow the panels
+        scores.set_title(report.name.replace(" (", "\n("), loc="left")
         scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
         scores.plot(rows.base, rows.index, "k|", label="base")
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
         scores.plot(rows.seen, rows.index, "bd", label="seen")
         biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color)
-        biases.scatter(rows.estimate, rows.index, color=rows.color)
+        biases.scatter(rows.estimate, rows.index, 20, color=rows.color)
         biases.axvline(0, color="gray")
         if metric.margin:
             biases.axvline(metric.sign * metric.margin, color="k", ls=":")
         biases.yaxis.tick_right()
-        answers = rows.bias + "  " + rows["inflated?"]
-        for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
+        for axis, words in ((scores, rows.part.str[:50]),
+                            (biases, rows.bias + "  " + rows["inflated?"])):
             axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
             axis.set_ylim(len(rows) - 0.5, -0.5)
             axis.set_frame_on(False)
@@ -696,8 +694,9 @@ def draw_effects(reports, metric):
             for tick, color in zip(axis.get_yticklabels(), rows.color):
                 tick.set_color(color)
     scores.set_xlabel(metric.words)
-    biases.set_xlabel(f"bias = seen - unseen, {metric.unit},\nwith 89% intervals (dotted: "
-                      f"{metric.limit};\ngray: see the remark; blue: control)")
+    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}\n(89% intervals; dotted: "
+                      f"{metric.limit};\nred: YES, orange: OPEN,\ngreen: NO, blue: control,\n"
+                      "gray: see the remark)")
     figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 

@@ -220,10 +220,12 @@ def test_tables_1a_and_1b_and_section_7(run):
         "Mean of 2 models: +0.01 [-0.08, +0.10], NO, not over 1 point.")
     assert said["few-shot, bert"].startswith(
         "OPEN: 10 tasks, largest first: trec +0.64 [-1.49, +2.77], disaster_response_messages, ")
-    assert said["few-shot, bert"].endswith(
-        "Mean of 25 tasks: +0.02 [-0.15, +0.19], NO, not over 1 point.")
-    assert ("All: mean over m in [50, 100], n in [50, 100, 200, 500]. Even if nothing is inflated, "
-            "chance makes some task a YES in up to 16.5% of such files.") in found.words
+    # by hand: the boost is not above 0, or unseen less than 5 points above chance
+    assert f"point ({WEAK}): 9 tasks, largest" in said["few-shot, gpt2"]
+    for words in ("All: mean over m in [50, 100], n in [50, 100, 200, 500]. Bias in points",
+                  "YES in 0 of 3 runs (even", "a YES by chance in up to 16.5% of such files)",
+                  "own_training.md), are: few-shot, bert; few-shot, gpt2. All"):
+        assert words in found.words
     assert found.table.part[::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
 
 
@@ -317,14 +319,14 @@ PARTS = {  # by name: bias, how wide its draws lie, base (unseen is 60)
 @pytest.mark.parametrize("names, words", [
     ([*PARTS],
      "YES, by over 1 point: {over}. YES, perhaps by over 1 point: {perhaps}. YES, by under 1 "
-     "point: {under}. OPEN: {open}. NO, not over 1 point: {no}, {low} (seen is worse). OPEN "
-     "({WEAK}): {open hurt}. NO, not over 1 point ({WEAK}): {hurt}. Mean of 8 tasks: {mean}, NO, "
+     "point: {under}. OPEN: {open}. OPEN ({WEAK}): {open hurt}. NO, not over 1 point: {no}, {low} "
+     "(seen is worse). NO, not over 1 point ({WEAK}): {hurt}. Mean of 8 tasks: {mean}, NO, "
      "not over 1 point, but tasks differ (p = {p:.1g})."),
     (["no", "over"],
      "YES, by over 1 point: {over}. NO, not over 1 point: {no}. Mean of 2 tasks: {mean}, YES, by "
      "over 1 point, but tasks differ (p = {p:.1g})."),
     (["no", "hurt", "open hurt"],
-     "NO, not over 1 point: {no}. OPEN ({WEAK}): {open hurt}. NO, not over 1 point ({WEAK}): "
+     "OPEN ({WEAK}): {open hurt}. NO, not over 1 point: {no}. NO, not over 1 point ({WEAK}): "
      "{hurt}. Mean of 3 tasks: {mean}, NO, not over 1 point ({WEAK})."),
     (["hurt"], "NO, not over 1 point ({WEAK}): {hurt}.")])
 def test_what_is_said_of_a_run(run, names, words):
@@ -365,7 +367,7 @@ def test_models_and_their_mean(run):
         "few-shot, bert": f"YES, perhaps by over 1 point: a {in_words(0.9, half_of(x))}.",
         "few-shot, y": f"NO, not over 1 point: a {in_words(0.1, half_of(y))}."}
     assert found.table.part.tolist() == ["mean of 2 models", "a", "a"]
-    assert "(--margin). All: m = 8, n = 1000. Even if nothing" in found.words
+    assert "are: few-shot, y. All: m = 8, n = 1000. Bias in points" in found.words
     found = run(pd.concat([rows, rows.assign(m=0, experiment="x")]))
     assert [*headline(found)] == ["few-shot, m = 8, n = 1000, mean of 2 models",
                                   "few-shot, m = 8, n = 1000, bert", "few-shot, m = 8, n = 1000, y",
@@ -596,22 +598,10 @@ def test_verdicts(run, boost_bias_wide, verdict, words, metric, margin, sign, di
     assert f"border-color: {color[words[-1] if '(' in words else words[0]]}" in found.page
     assert ("chance" in row) == (metric == "acc") and "nan" not in found.out + found.page
     assert f"a bias of {limit} would matter" in found.words
-    for note, due in {"- Seen is worse: a. No inflation; may hide": "worse" in words,
+    for note, due in {"- Seen is worse: a. Inflation may hide": "worse" in words,
                       "- Next, for a: another recipe": "WEAK" in words and boost < 0,
                       "- Next, for a: report the unseen": verdict.startswith("yes")}.items():
         assert (note in found.words) == due
-
-
-@pytest.mark.parametrize("classes, answer", [
-    (2, f"NO, not over 1 point ({WEAK})"), (3, "NO, not over 1 point")])
-def test_little_room(run, classes, answer):
-    """An unseen score less than 5 points above chance, 1 / classes, is a weak test although the
-    boost is high."""
-    found = run(bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54,
-                          versions="torch 7"))
-    row = one(found.table)
-    assert row.chance == approx(100 / classes) and row["inflated?"] == answer
-    assert ("- Next, for a: another recipe" in found.words) == (classes == 2)
 
 
 def least_draws(known, tail, goal=0.5):
@@ -634,12 +624,12 @@ def test_the_next_step(run):
     found = run(rows)
     for words in (
             f"- Next, for b: {total} draws in all ({total - 9} more) would narrow the interval of "
-            "its bias to about ±0.5, which should decide: repeat the command that you ran with "
+            "its bias to about ±0.5, which should end OPEN: repeat the command that you ran with "
             f"--tasks b --subsamples {total} (the 9 draws that are there count).",
             f"- Next, for slow: {slow} draws in all ({slow - 9} more) would show a boost of the ",
             "- Next, for few: 8 draws in all", "- Next, for room, loss: another recipe"):
         assert words in found.words
-    assert found.words.count("- Next") == 5, "and a control"
+    assert found.words.count("- Next") == 4
     # not of a control, nor of rows of others, to which nobody can add
     assert "- Next" not in run(rows.assign(experiment="x-answers")).out
     words = run(rows.assign(versions=math.nan)).words
@@ -647,7 +637,7 @@ def test_the_next_step(run):
     own = rows.query("task == 'loss' and subsample < 5").assign(acc_base=0.4)
     own = pd.concat([own, bias_rows({"few": [-2, 0]})]).assign(m=0, n=1000, versions=math.nan)
     words = run(own).words
-    assert re.search(r"for loss: \d+ draws .* ±2.5, which should decide: split", words)
+    assert re.search(r"for loss: \d+ draws .* ±2.5, which should end OPEN: split", words)
     assert "for few: 5 draws in all (3 more)" in words
     # in a mean over settings, by all rows of a task
     both = pd.concat([rows, rows.assign(m=9)]).query("task == 'b'")
@@ -668,8 +658,8 @@ def test_other_metrics(run):
     assert words in headline(found)["few-shot, a"]
     assert "a bias of unknown size would matter" in found.words
     assert " 1.08 " in found.out and "<td>1.08</td>" in found.page
-    for margin, words in ((-1, "the margin is -1"), (0, "is 0.0: give a positive number"),
-                          ("inf", "of inf says"), (2, "so a --margin of 2 says nothing")):
+    for margin, words in ((0, "is 0.0: give a positive number"), ("inf", "of inf says"),
+                          (2, "so a --margin of 2 says nothing")):
         assert words in run(rows.assign(nll_test=0.5), "--metric", "nll", "--margin", margin).end
     found = run(rows, "--metric", "f1", "--lower-is-better")
     assert f"NO, not over 1 point ({WEAK}): task" in found.words
@@ -697,7 +687,6 @@ def test_controls(run):
     cards = {"few-shot (test texts without labels)": "#007755",
              "few-shot-answers (control: both sets of texts with their labels)": "#335599",
              "x (test texts and the m labeled texts, all without labels)": "#007755"}
-    assert [*found.table.run.unique()] == [*cards]
     found = re.findall('border-color: (.*?)"><h2>(.*?)<', found.page)
     assert {name: color for color, name in found} == cards
     # one inflated task of two does not pass for the other
@@ -715,7 +704,7 @@ def test_whose_control(run, change, is_due):
     rows = bias_rows({"a": NINE}, n=1000, versions="epochs: 6 torch 7", m=change.get("m", 8))
     control = rows.assign(experiment="few-shot-answers", versions="answers: [x y] epochs: 6 flags")
     words = run(pd.concat([rows, control.assign(**change)])).words
-    assert ("- Next, before other runs: a control" in words) == is_due
+    assert ("own_training.md), are: none. All" in words) != is_due
 
 
 # Reading

@@ -86,7 +86,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     axes = figures[0].axes
     runs = shown.groupby("run", sort=False)
     for (run, lines), left, right in zip(runs, axes[::2], axes[1::2], strict=True):
-        assert left.get_title("left") == run
+        assert left.get_title("left").replace("\n", " ") == run
         assert [line.get_xdata()[0] for line in right.lines] == [0, 2]
         assert left.get_ylim() == right.get_ylim() == (len(lines) - 0.5, -0.5)
         ranges, dots = right.collections
