@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
-INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+NOTEBOOK, INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
 LOGS = "--answers logs --metric acc".split()
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
@@ -282,3 +282,4 @@ def test_the_guides_example(monkeypatch, capsys):
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert table.bias.round(1).to_dict() == {
         "clean-10": 1.9, "clean-5": -1.7, "contaminated-10": 8.6, "contaminated-5": 7.1}
+    exec(f"import pandas as pd, contamination_test, fit_model\n{NOTEBOOK}")
