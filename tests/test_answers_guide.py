@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 contam = load_script("contamination_test")
 GUIDE = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
-INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+NOTEBOOK, INSPECT_TASK, *BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 NAMES = re.compile(r"(before|after).*mine.*?(released|held_out)")
 LOGS = "--answers logs --metric acc".split()
 FAILED = "2026-11-25T07-36-06"  # inspect_ai's first run of a half, which a retry continued
@@ -119,9 +119,9 @@ def two_halves(**more):
 
 
 @pytest.mark.parametrize("more, words", [
-    ({"acc": [1, 0]}, "line 1: acc is '[1, 0]': use a number, or name another"),
+    ({"acc": [1, 0]}, "line 2: acc is '[1, 0]': use a number, or another --metric"),
     ({"doc_hash": "a", "filter": "x"}, "but ['acc,x']: name one by --metric"),
-    ({"acc": None}, "no model has 20 answers"), ({}, "next: ")])
+    ({"acc": None}, "none of mine has 20 answers"), ({}, "next: ")])
 def test_metrics_of_a_log(more, words, said):
     two_halves(**more)
     found = said(contam.main, *LOGS)
@@ -135,7 +135,8 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     assert f"{path}: " in said(contam.main, *LOGS).end
     path.write_text(text + text.splitlines()[0])
     found = said(contam.main, *LOGS).end
-    assert f"{path.relative_to('logs')} line 61: mine has another answer to item 'x" in found
+    name = path.relative_to("logs")
+    assert f"{name} line 1 and {name} line 61: mine has two answers to item 'x" in found
 
 
 def test_what_a_person_filled_in_is_kept(said):
@@ -154,7 +155,7 @@ def test_what_a_person_filled_in_is_kept(said):
     fill_runs(half=lambda run: "")
     assert "fill in the column half of runs.csv" in said(contam.main, *LOGS).end
     Path("runs.csv").write_text("run,score,lr\na,.7,1\n")
-    assert "runs.csv is there and has no column tr" in said(contam.main, *LOGS).end
+    assert "another program wrote runs.csv: move it" in said(contam.main, *LOGS).end
     assert Path("runs.csv").read_text() == "run,score,lr\na,.7,1\n"
 
 
@@ -179,8 +180,8 @@ def test_logs_of_two_draws_of_one_task(said):
     assert "names 5 of 6 logs" in said(contam.main, *flags, "--out", "found.csv").out
     found, wanted = pd.read_csv("found.csv"), pd.read_csv("wanted.csv")
     pd.testing.assert_frame_equal(found, wanted, check_like=True)
-    folders = pd.Series(["runs/2/B/samples_x.jsonl"]).str.extract(contam.NAMES_IN_RUN)["model"]
-    assert folders.str.extract(contam.OWN).iloc[0].tolist() == ["", "2", "B"]
+    folders = pd.Series(["runs/2/B/samples_x.jsonl"]).str.extract(contam.NAMES_IN_RUN)
+    assert folders.iloc[0, :3].tolist() == ["", "2", "B"]
     draws = {"_1_": "1.0", "_2_": "2.0"}  # as pandas writes them beside an empty cell
     fill_runs(draw=lambda run: "".join(draws[key] for key in draws if key in run))
     assert "next: " in said(contam.main, *flags).out
@@ -200,10 +201,15 @@ def test_halves_of_other_items_or_draws(first, name, draws, words):
         contam.add_halves(pd.DataFrame(answers, columns=["draw", "item"]), Path("halves.csv"))
 
 
-def test_other_shots_in_one_half(said):
-    for half, shots in ("held_out", "five"), ("released", "four"):
-        log_of("mine", f"mine_{half}", [1, 0] * 30, arguments={"arg_0": f"{shots} shots"})
-    assert "mine: one half was asked in another way" in said(contam.main, *LOGS).end
+def test_other_shots_in_one_half_of_a_task():
+    """The other task keeps its verdict. Prompts of the tasks begin in different ways."""
+    for name, shots in ("add_held_out", 5), ("add_released", 4), ("sort_held_out", 5), (
+            "sort_released", 5):
+        log_of("mine", name, [1, 0] * 30, arguments=f"{name[:4]}: {shots} shots")
+    contam.main(LOGS)
+    reasons = pd.read_csv("answers.csv", index_col="task").reason
+    assert reasons["add"].startswith("one half was asked in another way. Prompts of held_out begin")
+    assert pd.isna(reasons["sort"])
 
 
 def test_the_block_that_makes_halves(capsys):
@@ -276,3 +282,4 @@ def test_the_guides_example(monkeypatch, capsys):
     table = judge(flags="--clean clean-5 clean-10", main=cell["main"])
     assert table.bias.round(1).to_dict() == {
         "clean-10": 1.9, "clean-5": -1.7, "contaminated-10": 8.6, "contaminated-5": 7.1}
+    exec(f"import pandas as pd, contamination_test, fit_model\n{NOTEBOOK}")

@@ -395,10 +395,12 @@ def columns_of(rows):
 @pytest.mark.parametrize("metric, clean, name, unit", cases("""
     right | | acc | 100
     right | before other1 other2 before | acc | 100
-    rouge | before | rouge | 1
+    rouge | before | acc | 100
+    f1 | before | f1 | 100
+    brier | before | brier | 1
     exact_match | before | acc | 100"""))
 def test_bias_and_its_error_equal_plain_least_squares(metric, clean, name, unit, capsys):
-    """Also of the clean models, each against the others. Grades of 0, .5 and 1 are in points."""
+    """Also of the clean models, each against the others. Shares, but errors, are in points."""
     rows = make_answers(1, clean=3, bias=0.9)
     grades = np.random.default_rng(2).random(len(rows))
     if metric == "exact_match":
@@ -427,11 +429,14 @@ def test_what_is_wrong_in_every_task_is_seen_over_all(gone, easier, words):
     rows = as_rows({"mine": mine, "clean": clean}, np.repeat(contam.HALVES, 50))
     turned = rows.replace({"half": {"released": "held_out", "held_out": "released"}})
     p = stats.ttest_ind(clean[:50], clean[50:], equal_var=False).pvalue
-    for parts, silent in ([rows], 0), ([rows] * 6, 1), ([rows] * 6 + [turned] * 6, 0):
+    others = rows.query("model == 'mine'")  # tasks that the clean model was not asked
+    for parts, silent in ([rows], 0), ([rows] * 6, 1), ([rows] * 6 + [turned] * 6, 0), (
+            [rows] * 6 + [others] * 6, 1):
         tasks = pd.concat([part.assign(task=k) for k, part in enumerate(parts)])
         found = judge(tasks, "--clean clean").loc[["mine"]]
         assert found.reason.str.contains(words).tolist() == [bool(silent)] * len(parts)
-        assert [*2 * stats.norm.sf(found.z_halves.abs())] == approx([p] * len(parts), rel=0.05)
+        z = found.z_halves.dropna()
+        assert [*2 * stats.norm.sf(z.abs())] == approx([p] * len(z), rel=0.05)
 
 
 @pytest.mark.parametrize("gone, more", [(7, 24), (8, 25)])
@@ -459,11 +464,11 @@ def test_a_task_with_a_fault_is_enough(gone, more):
     ("25 100 46 300 24 300 0 100 " * 10, 7.43e-27),  # p of the sums is .32
     ("80 400 20 100 2 100 8 400", 1)])  # 5e-8
 def test_missing_answers_are_compared_within_tasks(counts, p):
-    parts = {}
-    for k, (gaps, size) in enumerate(np.reshape(counts.split(), (-1, 2)).astype(int)):
-        parts[k // 2, contam.HALVES[k % 2]] = pd.Series(np.arange(size) < gaps, dtype=int)
-    missing = pd.concat(parts, names=["task", "half"])
-    assert contam.missing_p(missing) == approx(p, rel=2e-3)
+    parts = []
+    for task in np.reshape(counts.split(), (-1, 2, 2)).astype(int):
+        halves = [pd.Series(np.arange(size) < gaps) for gaps, size in task]
+        parts.append(contam.missing_excess(pd.concat(halves, keys=contam.HALVES)))
+    assert contam.missing_p(*pd.DataFrame(parts).sum()) == approx(p, rel=2e-3)
 
 
 @pytest.mark.parametrize("count, flat", [(1, []), (5, [0]), (2, [0, 1])])
@@ -519,8 +524,7 @@ def test_tries_and_groups_are_averaged():
     ("empty", [100, 92, 8]), ("no row", [100, 92, 8]), ("nobody", [100, 92, 8]),
     ("equal", [92, 92, 16])])
 def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, counts):
-    """Eight of 100 held-out answers; p by the hypergeometric distribution."""
-    assert 0.005 < 2 * stats.hypergeom.sf(7, 200, 8, 100) < 0.01
+    """Eight of 100 held-out answers; p is .0067 by the hypergeometric distribution."""
     rows = make_answers(21, 100, 100, clean=1)
     lost = rows["item"].gt(191) | (rows["item"].lt(8) & (kind == "equal"))
     rows["right"] = rows.right.mask(lost & (rows.model.eq("mine") | (kind == "nobody")))
@@ -528,6 +532,22 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind, count
     assert table.loc["mine", [*contam.HALVES, "left_out"]].tolist() == counts
     silent = table.reason.str.contains("one half has more missing answers")
     assert silent.to_dict() == {"mine": kind != "equal", "before": kind == "nobody"}
+
+
+def test_models_are_compared_where_they_were_asked_the_same(capsys):
+    """In task b the models were asked two sets of items, of which one has more released ones. other1
+    lacks an answer, which counts for it alone."""
+    rows = make_answers(5, 150, 150)
+    in_set = rows["item"].lt(100) | rows["item"].between(150, 189)
+    rows = rows[in_set == rows.model.ne("before")].assign(task="b")
+    rows["right"] = rows.right.mask(rows.model.eq("other1") & rows["item"].eq(1))
+    alone = rows[rows.model == "mine"].assign(task="a")
+    table = judge(pd.concat([alone, rows]), "--clean before other1").fillna("")
+    assert table.left_out["other1"] == 1
+    assert table.loc["mine", ["clean", "reason"]].values.tolist() == [["", ""], ["other1", ""]]
+    assert ("mine, a: judged without before, other1, over 5% missing\nmine, b: judged without before"
+            ", over 5% missing\nitems left out, since an answer is missing: 1\n"
+            ) in capsys.readouterr().out
 
 
 def test_gaps_of_clean_models():
@@ -564,17 +584,18 @@ def test_a_clean_model_that_saw_the_released_half_withholds_a_no(gain, others, s
 
 
 @pytest.mark.parametrize("crossed", [False, True])
-@pytest.mark.parametrize("kind, amount, words", cases("""
-    alike | 80 | alike
-    alike | 79 |
-    nearly all right | 80 |
-    shots | 18 | one half was asked in another way. Prompts of released begin like 'xWhat is '
-    shots | 17 |
-    other | 1 | item '0' was asked in several ways
-    metric | 24 | alike
-    metric | 23 |"""))
-def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
-    """At the borders; 40 items in each half. Honest models have other templates."""
+@pytest.mark.parametrize("kind, amount, design, words", cases("""
+    alike | 80 | False True | alike
+    alike | 79 | neither |
+    nearly all right | 80 | neither |
+    shots | 18 | False | one half was asked in another way. Prompts of released begin like 'xWhat is '
+    shots | 17 | neither |
+    other | 1 | True | item '0' was asked in several ways
+    metric | 24 | False True | alike
+    metric | 23 | neither |"""))
+def test_answers_that_cannot_be_compared(kind, amount, design, words, crossed, say):
+    """At the borders; 40 items in each half. Honest models have other templates. design: whether
+    the answers that are refused are crossed."""
     rows = make_answers(1, 40, 40)
     item, amount, mine = rows.item, int(amount), rows.model == "mine"
     first = item < amount
@@ -597,7 +618,7 @@ def test_answers_that_cannot_be_compared(kind, amount, words, crossed, say):
     out = say("--answers mine.csv --out out.csv" + " --metric bpb" * (kind == "metric"))
     if "next: " in out and not crossed:
         out += pd.read_csv("out.csv", dtype=str, keep_default_na=False).reason.max()
-    if words and (crossed or kind != "other"):
+    if str(crossed) in design:
         assert words in out
     else:
         assert out.endswith(("acc\n", "bpb\n"))
@@ -670,9 +691,9 @@ OTHER = "a,held_out,five,1"
     a,hold out,0,1 | | half is held_out, hold out: use released and held_out, and both
     a,released,0,maybe | | line 2: right is 'maybe': use a number
     a,released,0,1\na,released,1,87 | | right is up to 87. Percent? Divide by 100
-    a,released,0,1\na,released,0,.5 | | line 3: a has another answer to item '0'. Two models
+    a,released,0,1\na,released,0,.5 | | line 2 and line 3: a has two answers to item '0'. Two
     a,released,0,1 | --clean gone | --clean: the models are a
-    a,released,0,1 | | no model has 20 answers to each half of a task
+    a,released,0,1 | | none of a has 20 answers to each half of a task
     a,released,x,1\na,held_out,x,1 | --halves a.csv | not unique"""))
 def test_mistakes_in_a_table_are_one_line(rows, flags, words, say, recwarn):
     Path("a.csv").write_text(f"model,half,item,right\n{rows}\n{OTHER}\n")
@@ -700,17 +721,17 @@ def judge_draws(say, *draws):
 
 
 @pytest.mark.parametrize("chosen, change, words", cases("""
-    trained_on != 'held_out' | draw = 1 | were trained on ['released']: give two, one on each
-    half == 'released' | draw = 1 | 'm', 'benchmark', '0', '1', '0'): halves are ['released'], but
+    trained_on != 'held_out' | draw = 1 | trained_on is ['released']: use the same two words
+    half == 'released' | draw = 1 | m, benchmark, draw 1: half is ['released'], but
     item > 5 or trained_on != 'released' | draw = 1 | 99 of 105 items have all answers
     item > 5 or trained_on != 'released' | draw = 1 | {'released': {'held_out': 0, 'released': 6
-    item >= 0 | trained_on = trained_on.str[:4] | models were trained on ['held', 'rele']
-    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has another answer to
-    item >= 0 | trained_on = trained_on.replace('held_out', 'other') | on ['other', 'released']
-    item >= 0 | draw = draw.where(item != 9) | '0', '', '0'): halves are ['released'], but models
-    item >= 0 | item = item.replace(7, 104) | m has another answer to item '104'
+    item >= 0 | trained_on = trained_on.str[:4] | but trained_on is ['held', 'rele']
+    item >= 0 | trained_on = trained_on.replace('held_out', 'released') | m has two answers to
+    item >= 0 | trained_on = trained_on.replace('held_out', 'other') | is ['other', 'released']
+    item >= 0 | draw = draw.where(item != 9) | m, benchmark, draw : half is ['released'], but
+    item >= 0 | item = item.replace(7, 104) | m has two answers to item '104'
     item >= 0 | model = trained_on.replace('', 'm') | the original is named 'm', but trained
-    trained_on != '' | model = trained_on | on ['held_out']: give two, one on each, with one"""))
+    trained_on != '' | model = trained_on | is ['held_out']: use the same two words in both, and one name in"""))
 def test_mistakes_in_crossed_answers_are_one_line(chosen, change, words, say):
     make_crossed().query(chosen).eval(change).to_csv("a.csv", index=False)
     assert words in say("--answers a.csv")
@@ -746,16 +767,26 @@ def test_draws_with_the_same_halves_are_refused(say):
 
 
 @pytest.mark.parametrize("copied, draw, words", cases("""
-    mine   | 2 | [('crossed', '1', '0', 'released'), ('crossed', '2', '0', 'released')] answered all
-    before | 2 | [('crossed', '2', '0', 'released'), ('original', '', '', '')] answered all
+    mine   | 2 | answered everything alike: crossed 1 0 released; crossed 2 0 released. Was
+    before | 2 | answered everything alike: crossed 2 0 released; the original
     none   | 2 | next: """))
 def test_a_model_that_answers_like_another_is_refused(copied, draw, words, say):
-    """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded."""
+    """Logs of draw 1 in the folder of draw 2; an adapter that was not loaded. In each draw another
+    answer is missing."""
     rows, second = make_crossed(), second_draw(draw).query("trained_on != ''")
+    rows["right"] = rows.right.mask(rows["item"] == 3)
     name = {"mine": "released", "before": "", "none": "?"}[copied]
     answers = rows[rows.trained_on == name].set_index("item").right
     copy = second.item.map(answers).where(second.trained_on == "released")
-    assert words in judge_draws(say, rows, second.assign(right=copy.fillna(second.right)))
+    right = copy.fillna(second.right).mask(second["item"] == 90)
+    assert words in judge_draws(say, rows, second.assign(right=right))
+
+
+@pytest.mark.parametrize("shared, alike", [(64, ["a", "b"]), (62, [])])
+def test_models_are_alike_by_the_items_that_both_answered(shared, alike):
+    right = pd.Series([0.0, 1] * 50)
+    table = pd.DataFrame({"a": right[: (100 + shared) // 2], "b": right[(100 - shared) // 2 :]})
+    assert contam.alike_models(table) == alike
 
 
 @pytest.mark.parametrize("metric, spelled, draws", cases("""
@@ -801,8 +832,5 @@ def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
 
 def test_a_file_of_another_program_is_not_replaced(say):
     make_crossed().to_csv("a.csv")
-    for name in ("a.csv", "crossed.csv"):
-        Path("crossed.csv").write_text("run,score\na,0.7\n")
-        out = "" if name == "crossed.csv" else "--out a.csv"
-        assert f"{name} is there and has no column left_out" in say(f"--answers a.csv {out}")
-    assert Path("crossed.csv").read_text() == "run,score\na,0.7\n"
+    assert "another program wrote a.csv: move it" in say("--answers a.csv --out a.csv")
+    assert "trained_on" in Path("a.csv").read_text()

@@ -14,8 +14,6 @@ whatever the rule.
 """
 
 import argparse
-import contextlib
-import io
 import itertools
 import sys
 from pathlib import Path
@@ -52,14 +50,12 @@ def honest_rows(rng, size, accuracy, kept, crossed):
 
 
 def reason_of(rows, arm):
-    """As contamination_test.py asks, which of crossed answers compares each draw's alone."""
+    """As contamination_test.py asks. Crossed answers have one prompt for each item, or are refused."""
     if contam.alike_models(rows.pivot_table("score", "item", arm)):
         return "alike"
-    try:
-        contam.check_prompts(rows, [arm])
-    except ValueError as error:
-        return str(error)
-    return ""
+    if arm == "trained_on":
+        return ""
+    return max(contam.other_prompts(answers) for _, answers in rows.groupby("model"))
 
 
 def main():
@@ -73,8 +69,7 @@ def main():
         reasons = []
         for _ in range(sets):
             rows = honest_rows(rng, size, accuracy, kept, arm == "trained_on")
-            with contextlib.redirect_stdout(io.StringIO()):  # notes that are no reasons
-                reasons.append(reason_of(rows, arm))
+            reasons.append(reason_of(rows, arm))
         found = pd.Series(reasons)
         alike = found.str.contains("alike").mean()
         withheld = (found != "").mean()
