@@ -465,14 +465,15 @@ def with_boost(effects, rows, metric):
     # analyze gives both in one order
     bias, boost = [its.reset_index(drop=True) for _, its in effects.groupby("effect")]
     with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
-    versions = rows.versions.astype(str)
+    versions = rows.versions.map(str)  # none is the same as none
     kinds = np.select([with_labels, rows.bias_df.notna(), versions.str.contains("labeled_read")],
                       [*KINDS][:3], "plain")
-    # a control has the model, the task and, but for labels, the name and settings of its run
+    # a control has the model, the task and, but for labels, the name and settings of its run;
+    # held-out items need none
     name = rows.experiment.str.removesuffix("-answers").where(rows.m > 0, "")
     settings = versions.str.replace(r"answers: (\[.*?\]|\w+) |(flags|torch).*", "", regex=True)
     runs = name + settings + rows.model + rows.task
-    alone = (rows.experiment + rows.model)[~runs.isin(runs[with_labels])]
+    alone = (rows.experiment + rows.model)[~runs.isin(runs[with_labels | rows.bias_df.notna()])]
     return bias.assign(
         gain=metric.sign * boost.estimate, gain_half=boost.half, boost=boost.words,
         boost_shares=boost.shares, kind=bias.experiment.map(dict(zip(rows.experiment, kinds))),
@@ -502,7 +503,8 @@ def reports_of(lines, metric):
             answers.insert(0, CONTROLS[mean.verdict in YES])
         if mean.kind != "control":
             is_yes = table.verdict.isin(YES)
-            runs, found = runs + 1, found + is_yes.any()
+            runs += 1
+            found += is_yes.any()
             if mean.needs_control and not is_yes.all():
                 alone.append(name)
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
@@ -530,7 +532,7 @@ def in_words(estimate, half, metric):
 
 
 def told(table, metric):
-    """The table in the words that are shown. order: what matters first."""
+    """The table in the words that are shown."""
     table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
     table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
     ends = metric.sign * table.estimate + table.shown_half
@@ -539,7 +541,6 @@ def told(table, metric):
     says_little = table.near_chance | (table.gain <= table.gain_half)
     says_little |= table.is_mean & (says_little[~table.is_mean].mean() > 0.5)
     table["weak"] = table.verdict.isin(["no", "open"]) & says_little
-    table["order"] = table.verdict.map([*VERDICTS].index)
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
     table["answer"] += np.where(table.weak, " (weak test, tells little)", "")
     hides = table.is_mean & (table.p_alike < LEVEL)
@@ -555,7 +556,8 @@ def answers_of(table):
     """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests,
     and the mean."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    for _, its in parts.groupby(["order", "weak", "reason"]):
+    order = parts.verdict.map([*VERDICTS].index)
+    for _, its in parts.groupby([order, "weak", "reason"]):
         first, names = its.iloc[0], [*(its.part + " " + its.bias + its.worse)]
         reason = f" ({first.reason})" if first.verdict == "none" else ""
         if len(its) > NAMED and first.verdict not in YES:

@@ -226,7 +226,6 @@ def test_tables_1a_and_1b_and_section_7(run):
                   "YES in 0 of 3 runs (even", "a YES by chance in up to 16.5% of such files)",
                   "own_training.md), are: few-shot, bert; few-shot, gpt2. All"):
         assert words in found.words
-    assert found.table.part[::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
 
 
 # The rule of variance
@@ -327,8 +326,7 @@ PARTS = {  # by name: bias, how wide its draws lie, base (unseen is 60)
      "over 1 point, but tasks differ (p = {p:.1g})."),
     (["no", "hurt", "open hurt"],
      "OPEN ({WEAK}): {open hurt}. NO, not over 1 point: {no}. NO, not over 1 point ({WEAK}): "
-     "{hurt}. Mean of 3 tasks: {mean}, NO, not over 1 point ({WEAK})."),
-    (["hurt"], "NO, not over 1 point ({WEAK}): {hurt}.")])
+     "{hurt}. Mean of 3 tasks: {mean}, NO, not over 1 point ({WEAK}).")])
 def test_what_is_said_of_a_run(run, names, words):
     """Each YES with its number, then OPEN, NO, weak tests, and the mean. Intervals by SciPy's
     t."""
@@ -651,7 +649,6 @@ def test_other_metrics(run):
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     rows["nll_test"] = 0.95 + 0.01 * rows.subsample + 0.1 * pd.factorize(rows.task)[0]
     found = run(rows, "--metric", "f1")
-    assert "f1 in % of the" in found.words
     assert headline(found)["few-shot, a"].startswith("YES, by over 1 point: task00 +2.00 [+1.")
     found = run(rows, "--metric", "nll")
     words = "NO VERDICT (two draws that differ and a --margin are needed): task00 +0.0750 ["
@@ -697,13 +694,17 @@ def test_controls(run):
 
 
 @pytest.mark.parametrize("change, is_due", [
-    ({}, False), ({"m": 0, "experiment": "y", "control": 1}, False), ({"model": "y"}, True),
+    ({}, False), ({"m": 0, "experiment": "y", "control": 1}, False),
+    ({"m": 0, "model": "y", "control": 1}, True), ({"model": "y"}, True),
     ({"task": "b"}, True), ({"versions": "epochs: 9 torch 7"}, True)])
 def test_whose_control(run, change, is_due):
     """Of its own model, task and recipe, but for labels."""
     rows = bias_rows({"a": NINE}, n=1000, versions="epochs: 6 torch 7", m=change.get("m", 8))
     control = rows.assign(experiment="few-shot-answers", versions="answers: [x y] epochs: 6 flags")
-    words = run(pd.concat([rows, control.assign(**change)])).words
+    rows = pd.concat([rows, control.assign(**change)])
+    if not rows.m.all():
+        del rows["versions"]
+    words = run(rows).words
     assert ("own_training.md), are: none. All" in words) != is_due
 
 
