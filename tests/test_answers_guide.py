@@ -133,6 +133,8 @@ def test_a_line_that_is_torn_or_doubled_is_named(said):
     text = path.read_text()
     path.write_text(text[:-30])
     assert f"{path}: " in said(contam.main, *LOGS).end
+    path.write_text(text.replace('"filter"', '"x"'))
+    assert "before 0.4.6 wrote this" in said(contam.main, *LOGS).end
     path.write_text(text + text.splitlines()[0])
     found = said(contam.main, *LOGS).end
     name = path.relative_to("logs")
