@@ -669,7 +669,7 @@ def draw_effects(reports, metric):
     """Two panels for each run, with a row for each part and for their mean: the scores; and the
     biases, in the color of their verdicts, beside 0 and the margin."""
     heights = [len(report.table) for report in reports]
-    figure = Figure((13, 1.2 + 0.7 * len(heights) + 0.28 * sum(heights)), layout="constrained")
+    figure = Figure((13, 1.6 + 0.7 * len(heights) + 0.28 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
                              height_ratios=heights)
     for (scores, biases), report in zip(panels, reports):
