@@ -538,12 +538,11 @@ def test_models_are_compared_where_they_were_asked_the_same(capsys):
     """In task b the models were asked two sets of items, of which one has more released ones. other1
     lacks an answer, which counts for it alone."""
     rows = make_answers(5, 150, 150)
-    in_set = rows["item"].lt(100) | rows["item"].between(150, 189)
+    in_set = rows["item"].between(50, 189)
     rows = rows[in_set == rows.model.ne("before")].assign(task="b")
-    rows["right"] = rows.right.mask(rows.model.eq("other1") & rows["item"].eq(1))
+    rows["right"] = rows.right.mask(rows.model.eq("other1") & rows["item"].eq(60))
     alone = rows[rows.model == "mine"].assign(task="a")
     table = judge(pd.concat([alone, rows]), "--clean before other1").fillna("")
-    assert table.left_out["other1"] == 1
     assert table.loc["mine", ["clean", "reason"]].values.tolist() == [["", ""], ["other1", ""]]
     assert ("mine, a: judged without before, other1, over 5% missing\nmine, b: judged without before"
             ", over 5% missing\nitems left out, since an answer is missing: 1\n"
@@ -834,4 +833,3 @@ def test_missing_answers_to_seen_or_unseen_items(lost, half, words, say):
 def test_a_file_of_another_program_is_not_replaced(say):
     make_crossed().to_csv("a.csv")
     assert "another program wrote a.csv: move it" in say("--answers a.csv --out a.csv")
-    assert "trained_on" in Path("a.csv").read_text()
