@@ -50,11 +50,14 @@ except ModuleNotFoundError as error:
 os.environ.setdefault("PYTENSOR_FLAGS", "cxx=")  # nutpie needs no C compiler
 warnings.simplefilter("ignore", FutureWarning)  # of ArviZ
 
-FEWEST = 8  # draws of a task; the spread of fewer varies too much
+FEWEST = {True: 8, False: 5}  # draws of a task that are advised, by whether run scripts make them
+MOST = 100  # draws that are advised to show a boost
 ROOM = 5  # points above chance; an unseen score that is closer leaves inflation little room
 COLUMNS = "part draws chance base unseen seen boost bias inflated?".split()  # of the table
 YES = ("yes", "yes-open", "yes-under")  # verdicts
-COLORS = dict.fromkeys(YES, "#cc3311") | {"no": "#007755"}  # others are gray
+COLORS = dict.fromkeys(YES, "#cc3311") | {  # of answers, what matters most first
+    "open": "#aa5500", "remark": "#666666", "none": "#666666", "no": "#007755",
+    "control": "#335599"}
 NUMBERS = {"na_rep": "", "float_format": "%#.3g"}  # of a printed table
 NAMED = 5  # names in a sentence
 MANY = 20  # tasks from which others like them can be told
@@ -74,27 +77,27 @@ CAUSES = {  # by kind: why seen texts may score lower
                 "(--lower-is-better)?",
     "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
-             "that it has read. Next: run_experiment.py --pretrain-on-labeled checks this. (In "
-             "your own training: were the halves swapped, or not drawn at random? Is lower better, "
+             "that it has read. Next: a run with --pretrain-on-labeled checks this. (In your "
+             "own training: were the halves swapped, or not drawn at random? Is lower better, "
              "--lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
-    True: "CONTROL PASSED: {mean.part} {mean.bias}. This is as it should be: the labels were in "
-          "the texts, and the set-up finds a bias of that size. How large a bias is still possible "
-          "without labels, the interval of that run says.",
-    False: "CONTROL NOT PASSED: {mean.part} {mean.bias}. The labels were in the texts, yet no bias "
-           "is shown, so a NO of this set-up means little. Try a larger model or more texts."}
+    True: "CONTROL PASSED, as it should be: the labels were in the texts, and the bias is found. A "
+          "smaller one may be missed: see how wide the interval of the run without labels is.",
+    False: "CONTROL NOT PASSED: the labels were in the texts, yet no bias is shown, so a NO of "
+           "this set-up means little. Next: a larger model or more texts."}
 KEY_OF_RUNS = """\
-part: task, or their mean
-draw: random choice of texts; each is one run of base, unseen and seen (a mean has the fewest \
-draws of its tasks and settings)
+part: a task, or the mean of all
+draw: a random choice of texts, with a base, an unseen and a seen score (of a mean: the fewest of \
+its tasks and settings)
 m: labeled texts of a draw, from which the model learns the classes (zero-shot: they are left out)
-n: unlabeled texts in each of the two sets of a draw, which take turns as the test texts
+n: unlabeled texts in each of the two sets of a draw. A model is pretrained on each set, and both \
+are tested on both
 base: {metric.words} of the model as it comes, without further pretraining
-unseen: the same after pretraining on other texts of this kind (of a control: with their labels)
-seen: the same after pretraining on these very texts
-boost: unseen - base: what pretraining on other texts of this kind adds
-bias: seen - unseen: what having read these very texts adds (can be below 0: to the model, texts \
-that it has read also look different from labeled ones that it has not)
+unseen: the same after pretraining on the other set (of a control: with its labels)
+seen: the same after pretraining on the very texts of the test
+boost: unseen - base: what pretraining on such texts adds, the fair gain
+bias: seen - unseen: what having read these very texts adds, the inflation (it can be below 0: to \
+the model, texts that it has read also look different from labeled ones that it has not)
 chance: score of blind guesses, 100 / classes, since the labeled texts have equally many of each \
 class
 """
@@ -107,18 +110,18 @@ bias: seen - unseen. Of innocent models chance calls about 1 in 18 a YES
 KEY_OF_ANSWERS = """\
 [ , ]: 89% interval: it should hold the true value 89 times in 100 (with a third digit where two \
 would round an end to 0 or to the margin)
-tasks: if there are several, the intervals of their biases are wider, so that all hold together 89 \
-times in 100: at most 5.5% of runs without inflation have a task with a YES (of R runs, up to R \
-times as many)
+YES: the whole interval of the bias says that seen texts score better: by over {metric.limit} if \
+all of it lies beyond that, perhaps by over if it holds {metric.limit}, else by under
+OPEN: the interval holds 0 and {metric.limit}, so too few draws to tell
+NO: no YES, and the interval ends before {metric.limit}: so much is ruled out, less is possible \
+(seen is worse: the whole interval says that seen texts score worse)
+weak test: NO or OPEN, but the boost is not shown to help, or unseen is less than {room} points \
+above chance (before rounding), so that inflation may have little room; a mean: if most of its \
+tasks are so
+tasks: where there are several, the interval of the bias of each is wider, so that all of them \
+hold together 89 times in 100: of runs without inflation, at most 5.5% have a task with a YES
 mean: its interval is for the mean of these very tasks. Where they differ by more than chance (F \
 test, p below 0.05), judge each
-YES: the interval of the bias lies {side}: by over {metric.limit} if all of it lies beyond that, \
-perhaps by over if {metric.limit} lies in it, else by under
-NO: no YES, and the interval ends {end}: so much is ruled out, less is possible (lower: the whole \
-interval lies on the other side of 0)
-OPEN: neither: the interval holds 0 and {metric.limit}, so too few draws to tell
-weak test: NO or OPEN, but the boost is not shown to be {side}, or unseen is less than {room} \
-points above chance
 """
 INTERVALS = """\
 An 89% interval is the wider of two: Student's t, from how much draws differ, and Normal, from the \
@@ -171,7 +174,7 @@ def metric_of(name, margin, lower_is_better, rows=None):
             margin = 1.0 if rows.m.any() else 5.0
     elif (margin or 0) > 1 and rows[f"{name}_test"].between(0, 1).all():
         raise ValueError(f"{name} lies between 0 and 1, so a --margin of {margin:g} says nothing")
-    limit = f"{margin:g} {unit}" if margin else "the margin"
+    limit = f"{margin:g} {unit}" if margin else "unknown size"
     if is_error(name) if lower_is_better is None else lower_is_better:
         words, sign = f"{words} (lower: better)", -1
     return Metric(name, words, unit, sign, margin, re.sub("^1 points", "1 point", limit), digits)
@@ -314,15 +317,15 @@ def task_shares(units, effect):
         text_variance=shares.text_variance.where(shares.bias_se.isna(), 0))
 
 
-def draws_needed(share, tail, goal):
-    """How many draws narrow the interval of a task to ± goal: FEWEST at least."""
+def draws_needed(share, tail, goal, fewest):
+    """How many draws narrow the interval of a task to ± goal."""
     K = share.subsamples.min()
 
     def is_narrow(draws):
         more = (share * K / draws).assign(df=draws - 1)
         return interval(more, tail)[2] <= goal
 
-    return bisect.bisect_left(range(500 * K), True, max(K, FEWEST), key=is_narrow)
+    return bisect.bisect_left(range(500 * K), True, max(K, fewest), key=is_narrow)
 
 
 def sign_flip_p(changes):
@@ -456,28 +459,36 @@ def publish(rows, metric, folder, source):
 
 
 def with_boost(effects, rows, metric):
-    """The rows of the bias, with the boost (gain: above 0 if it helps) and the kind of texts that
-    pretraining read (KINDS). The run scripts end the names of experiments with labels so; of
-    answers (m = 0), a column says it."""
+    """The rows of the bias, with the boost (gain: above 0 if it helps), the kind of texts that
+    pretraining read (KINDS) and whether there is a control of all tasks. The run scripts end the
+    names of experiments with labels so; of answers (m = 0), a column says it."""
     # analyze gives both in one order
     bias, boost = [its.reset_index(drop=True) for _, its in effects.groupby("effect")]
     with_labels = rows.experiment.str.endswith("-answers").where(rows.m > 0, rows.control > 0)
-    with_training = rows.versions.astype(str).str.contains("labeled_read")
-    kinds = np.select([with_labels, rows.bias_df.notna(), with_training], [*KINDS][:3], "plain")
+    versions = rows.versions.map(str)  # none is the same as none
+    kinds = np.select([with_labels, rows.bias_df.notna(), versions.str.contains("labeled_read")],
+                      [*KINDS][:3], "plain")
+    # a control has the model, the task and, but for labels, the name and settings of its run;
+    # held-out items need none
+    name = rows.experiment.str.removesuffix("-answers").where(rows.m > 0, "")
+    settings = versions.str.replace(r"answers: (\[.*?\]|\w+) |(flags|torch).*", "", regex=True)
+    runs = name + settings + rows.model + rows.task
+    alone = (rows.experiment + rows.model)[~runs.isin(runs[with_labels | rows.bias_df.notna()])]
     return bias.assign(
         gain=metric.sign * boost.estimate, gain_half=boost.half, boost=boost.words,
-        kind=bias.experiment.map(dict(zip(rows.experiment, kinds))),
-        is_ours=(rows.versions.notna() & (rows.m > 0)).all())
+        boost_shares=boost.shares, kind=bias.experiment.map(dict(zip(rows.experiment, kinds))),
+        is_ours=rows.versions.notna().all(),
+        needs_control=(bias.experiment + bias.model).isin(alone))
 
 
 def reports_of(lines, metric):
     """A Report of each experiment and model, on the mean over settings or else on each setting; and
     what is said once of all."""
-    run = ["experiment", "models", "model"]
-    chosen = lines[lines.settings == lines.groupby(run)["settings"].transform("max")]
+    ids = ["experiment", "models", "model"]
+    chosen = lines[lines.settings == lines.groupby(ids)["settings"].transform("max")]
     differ = chosen[["setting", "model"]].nunique() > 1
-    reports = []
-    for _, table in chosen.groupby([*run, "setting"], sort=False):
+    reports, runs, found, alone = [], 0, 0, []
+    for _, table in chosen.groupby([*ids, "setting"], sort=False):
         mean = table.iloc[-1]
         facts = mean[differ.index]
         if mean.models > 1:
@@ -489,16 +500,21 @@ def reports_of(lines, metric):
         name = ", ".join([mean.experiment, *facts[differ]])
         answers = answers_of(table)
         if mean.kind == "control" and mean.verdict != "none":
-            answers = control_answers(table)
+            answers.insert(0, CONTROLS[mean.verdict in YES])
+        if mean.kind != "control":
+            is_yes = table.verdict.isin(YES)
+            runs += 1
+            found += is_yes.any()
+            if mean.needs_control and not is_yes.all():
+                alone.append(name)
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
                               [*notes(table, metric)]))
-    control = "A control counts for its own model, task and recipe."
-    if "control" not in [*lines.kind]:
-        control = ("No control in this file, so whether this set-up finds inflation is not known "
-                   "(run scripts: --with-answers; your own training: docs/own_training.md).")
     return reports, (
-        f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
-        f"All: {', '.join(facts[~differ]) or 'several settings and models'}. {control}")
+        f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
+        f"in up to {100 * TAIL * runs:.3g}% of such files). Without a control, which comes first "
+        f"(--with-answers, or docs/own_training.md), are: {'; '.join(alone) or 'none'}. All: "
+        f"{', '.join(facts[~differ]) or 'several settings and models'}. Bias in {metric.unit} [89% "
+        f"interval]; a bias of {metric.limit} would matter (--margin).")
 
 
 def in_words(estimate, half, metric):
@@ -516,62 +532,40 @@ def in_words(estimate, half, metric):
 
 
 def told(table, metric):
-    """The table in the words that are shown. order: what matters first."""
+    """The table in the words that are shown."""
     table = table.rename(columns={"task": "part", "subsamples": "draws", "words": "bias"})
     table = table.sort_values(["is_mean", "estimate"], ascending=[True, metric.sign < 0])
-    edge = metric.sign * table.estimate + table.shown_half
-    lower = "lower" if metric.sign > 0 else "higher"
-    table["lower"] = np.where(edge < 0, f" ({lower})", "")
+    ends = metric.sign * table.estimate + table.shown_half
+    table["worse"] = np.where(ends < 0, " (seen is worse)", "")
     table["near_chance"] = table.unseen < table.chance + ROOM
     says_little = table.near_chance | (table.gain <= table.gain_half)
+    says_little |= table.is_mean & (says_little[~table.is_mean].mean() > 0.5)
     table["weak"] = table.verdict.isin(["no", "open"]) & says_little
-    table["order"] = table.verdict.map([*VERDICTS].index) + len(VERDICTS) * table.weak
     table["answer"] = [VERDICTS[code].format(metric.limit) for code in table.verdict]
-    table["answer"] += np.where(table.weak, " (weak test)", "")
-    table["inflated?"] = table.answer + table.lower
+    table["answer"] += np.where(table.weak, " (weak test, tells little)", "")
     hides = table.is_mean & (table.p_alike < LEVEL)
-    differ = f", but tasks differ (p = {table.p_alike.iloc[0]:.1g})"
-    table["inflated?"] += np.where(hides, differ, "")
-    is_gray = table.weak | (table.kind == "control") | (table.lower != "") | hides
-    table["color"] = table.verdict.map(COLORS).mask(is_gray).fillna("#666666")
-    needed = "two draws that differ and a --margin are needed"
-    return table.assign(reason=table.reason.astype(object).fillna(needed))
+    table["inflated?"] = table.answer + table.worse + np.where(
+        hides, f", but tasks differ (p = {table.p_alike.iloc[0]:.1g})", "")
+    code = table.verdict.mask(table.weak | hides | (table.worse != ""), "remark")
+    table["color"] = code.mask(table.kind == "control", "control").map(COLORS)
+    return table.assign(reason=table.reason.astype(object).fillna(
+        "two draws that differ and a --margin are needed"))
 
 
 def answers_of(table):
-    """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests.
-    The mean is the last, but the first if the tasks are many and none is a YES."""
+    """Sentences, what matters most first: each YES with its number, then OPEN, NO and weak tests,
+    and the mean."""
     mean, parts, answers = table.iloc[-1], table[~table.is_mean], []
-    for _, its in parts.groupby(["order", "reason"]):
-        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.lower)]
+    order = parts.verdict.map([*VERDICTS].index)
+    for _, its in parts.groupby([order, "weak", "reason"]):
+        first, names = its.iloc[0], [*(its.part + " " + its.bias + its.worse)]
         reason = f" ({first.reason})" if first.verdict == "none" else ""
         if len(its) > NAMED and first.verdict not in YES:
-            names = [f"{len(its)} tasks, largest estimate {names[0]}"]
+            names = [f"{len(its)} tasks, largest first: {names[0]}", *its.part[1:]]
         answers.append(f"{first.answer}{reason}: {', '.join(names)}.")
     if mean.is_mean:
-        inflated, strong = parts.verdict.isin(YES), parts.verdict[~parts.weak]
-        words = f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}"
-        if len(parts) > NAMED:
-            words += (f"; {inflated.sum()} YES, {(strong == 'open').sum()} OPEN, "
-                      f"{(strong == 'no').sum()} NO, {parts.weak.sum()} weak tests")
-        is_last = len(parts) <= NAMED or inflated.any()
-        answers.insert(len(answers) * is_last, f"{words}.")
+        answers.append(f"{mean.part.capitalize()}: {mean.bias}, {mean['inflated?']}.")
     return answers
-
-
-def control_answers(table):
-    """Of a control: its mean (of one task: it) answers."""
-    mean = table.iloc[-1]
-    answers = [CONTROLS[mean.verdict in YES].format(mean=mean)]
-    silent = table.part[~table.verdict.isin(YES)]
-    if 0 < len(silent) < len(table):
-        answers.append(f"No bias is shown in {some_of([*silent])}.")
-    return answers
-
-
-def some_of(names):
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def notes(table, metric):
@@ -579,29 +573,14 @@ def notes(table, metric):
     mean, parts = table.iloc[-1], table[~table.is_mean]
     if mean.kind == "control" or mean.models > 1:
         return
-    hopeless = parts.near_chance | (parts.gain < 0)
-    for reason, chosen in (
-            ("The boost is not shown to be above 0, so inflation may have little room there. More "
-             "draws may show it; a recipe that helps more may inflate more.", ~hopeless),
-            (f"Unseen is less than {ROOM} points above chance, or pretraining lowers the score, so "
-             "inflation may have little room there. Another recipe would tell more, but may also "
-             "inflate more: another rate, more epochs or labeled texts, a larger model "
-             "(docs/own_texts.md). Choose it by the boost, never by the bias, on draws that you do "
-             "not report.", hopeless)):
-        its = parts.part[parts.weak & chosen]
-        if len(its):
-            yield f"Weak test: {some_of([*its])}. {reason}"
-    lower = parts.part[parts.lower != ""]
-    if len(lower):
-        yield (f"Worse on seen texts: {some_of([*lower])}. This is no inflation, but may hide "
-               f"some. {CAUSES[mean.kind]}")
-    inflated = table.part[table.verdict.isin(YES)]
+    low, inflated = parts.part[parts.worse != ""], table.part[table.verdict.isin(YES)]
+    if len(low):
+        yield f"Seen is worse: {', '.join(low)}. Inflation may hide below it. {CAUSES[mean.kind]}"
     if len(inflated):
         yield f"Next, for {', '.join(inflated)}: report the unseen score, not the seen one."
     # published rows and held-out items are what they are
     if mean.kind == "held-out" or (mean.m != 0 and not mean.is_ours):
-        if "open" in [*parts.verdict]:
-            yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
+        yield "Next: nothing can be added to these rows. Report what is OPEN as not decided."
         return
     yield from next_draws(parts, metric)
     if {*parts.color} == {COLORS["no"]}:
@@ -609,42 +588,53 @@ def notes(table, metric):
 
 
 def next_draws(parts, metric):
-    """Yield how many draws would answer each part that is open."""
-    for part in parts[parts.answer == VERDICTS["open"]].itertuples():
-        total = draws_needed(part.shares, TAIL / len(parts), metric.margin / 2)
+    """Yield how many draws would answer a part that is open or, if its test is weak, show its
+    boost; and for which parts to try another recipe."""
+    hopeless = []
+    for part in parts[parts.weak | (parts.verdict == "open")].itertuples():
+        share, tail, goal = part.shares, TAIL / len(parts), metric.margin / 2
+        use = f"narrow the interval of its bias to about ±{goal:g}, which should end OPEN"
+        if part.weak:
+            share, tail, goal = part.boost_shares, TAIL, part.gain
+            use = "show a boost of the size found (so far the test is weak)"
+        total = draws_needed(share, tail, goal, FEWEST[part.is_ours])
+        if part.weak and (part.near_chance or total > MOST or not part.is_ours):
+            hopeless.append(part.part)
+            continue
         how = "split and train again (docs/own_training.md)"
         if part.is_ours:
             how = (f"repeat the command that you ran with --tasks {part.part} --subsamples {total} "
                    f"(the {part.draws} draws that are there count)")
         yield (f"Next, for {part.part}: {total} draws in all ({total - part.draws} more) would "
-               f"narrow the interval of its bias to about ±{metric.margin / 2:g}, which should "
-               f"decide: {how}. Fix the number before you look, and add draws only once.")
+               f"{use}: {how}. Fix the number before you look, and add draws only once.")
+    if hopeless:
+        yield (f"Next, for {', '.join(hopeless)}: another recipe: first other learning rates, then "
+               "more epochs or labeled texts, then a larger model (docs/own_texts.md). Choose by "
+               "its boost, never by the bias, on draws that you do not report. A recipe that helps "
+               "may inflate more.")
 
 
 def key_words(metric, is_held_out):
     """What the words mean. is_held_out: Are all rows answers to released and held-out items?"""
-    side, end = "above 0", f"below {metric.limit}"
-    if metric.sign < 0:
-        side, end = "below 0", f"above -{metric.limit}"
     text = (KEY_OF_HALVES if is_held_out else KEY_OF_RUNS) + KEY_OF_ANSWERS
-    text = text.format(metric=metric, side=side, end=end, room=ROOM)
-    return dict(line.split(": ", 1) for line in text.splitlines())
+    lines = text.format(metric=metric, room=ROOM).splitlines()
+    return dict(line.split(": ", 1) for line in lines)
 
 
 def screen(reports, common, key):
-    print(wrap(f"Does pretraining on the test texts inflate the score? {common}") + "\n")
+    print(wrap(f"Does pretraining on the test texts inflate the score? {common}"))
     for report in reports:
-        print(f"{report.name}:")
+        print(f"\n{report.name}:")
         for answer in report.answers:
             print(wrap(answer, "  "))
+        for note in report.notes:
+            print(wrap(note, "  - "))
+    for report in reports:
+        view = shown(report.table).to_string(index=False, **NUMBERS)
+        print(f"\n{wrap(report.name)}\n\n{view}")
     print()
     for term, meaning in key.items():
         print(wrap(meaning, f"  {term:11}"))
-    for report in reports:
-        view = shown(report.table).to_string(index=False, **NUMBERS)
-        print(f"\n{wrap(report.name)}\n\n{view}\n")
-        for note in report.notes:
-            print(wrap(note, "- "))
 
 
 def shown(table):
@@ -655,20 +645,20 @@ def shown(table):
 def page(reports, source, key, picture, ran):
     text = f"{HEAD}<p>{html.escape(source)}</p>\n"
     for report in reports:
-        color = report.table.sort_values("order").color.iloc[0]
+        color = min(report.table.color, key=[*COLORS.values()].index)
         card = f"<h2>{html.escape(report.name)}</h2>\n"
         card += "".join(tag("div", answer) for answer in report.answers)
+        card += "".join(tag("li", note) for note in report.notes)
         text += f'<div class="card" style="border-color: {color}">{card}</div>\n'
     text += f'<div class="wide"><img alt="Effects" src="data:image/png;base64,{picture}"></div>'
     for report in reports:
         table = shown(report.table).to_html(border=0, index=False, **NUMBERS)
         text += f"<h2>{html.escape(report.name)}</h2>\n{table}"
-        text += "".join(tag("li", note) for note in report.notes)
     words = [f"<tr><th>{term}<td>{html.escape(meaning)}"
              for term, meaning in key.items()]
     return (f'{text}<h2>Words</h2><table class="key">{"".join(words)}</table>'
             f"<details><summary>Intervals</summary>{tag('div', INTERVALS)}</details>"
-            f"<details><summary>What was run</summary>{tag('div', ran)}</details>")
+            f"<details><summary>What was run</summary>{tag('div', ran or 'not known')}</details>")
 
 
 def tag(name, text):
@@ -678,26 +668,26 @@ def tag(name, text):
 def draw_effects(reports, metric):
     """Two panels for each run, with a row for each part and for their mean: the scores; and the
     biases, in the color of their verdicts, beside 0 and the margin."""
-    heights = [len(report.table) + 1 for report in reports]
-    figure = Figure((14, 1.2 + 0.28 * sum(heights)), layout="constrained")
+    heights = [len(report.table) for report in reports]
+    figure = Figure((13, 1.2 + 0.7 * len(heights) + 0.28 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(reports), 2, squeeze=False, sharex="col", width_ratios=(3, 4),
-                             height_ratios=heights, gridspec_kw={"wspace": 0.1, "hspace": 0.15})
+                             height_ratios=heights)
     for (scores, biases), report in zip(panels, reports):
         rows = report.table.reset_index(drop=True)
-        # else a long title would narrow the panel
-        scores.set_title(report.name, loc="left").set_in_layout(False)
+        # in two lines: a wide title would narrow the panels
+        scores.set_title(report.name.replace(" (", "\n("), loc="left")
         scores.hlines(rows.index, rows.base, rows.unseen, color="#bbbbbb", lw=5, label="boost")
         scores.plot(rows.base, rows.index, "k|", label="base")
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
         scores.plot(rows.seen, rows.index, "bd", label="seen")
         biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color)
-        biases.scatter(rows.estimate, rows.index, color=rows.color)
+        biases.scatter(rows.estimate, rows.index, 20, color=rows.color)
         biases.axvline(0, color="gray")
         if metric.margin:
             biases.axvline(metric.sign * metric.margin, color="k", ls=":")
         biases.yaxis.tick_right()
-        answers = rows.bias + "  " + rows["inflated?"]
-        for axis, words in ((scores, rows.part.str[:50]), (biases, answers)):
+        for axis, words in ((scores, rows.part.str[:50]),
+                            (biases, rows.bias + "  " + rows["inflated?"])):
             axis.set_yticks(rows.index, words, parse_math=False)  # "$" is no formula
             axis.set_ylim(len(rows) - 0.5, -0.5)
             axis.set_frame_on(False)
@@ -706,9 +696,9 @@ def draw_effects(reports, metric):
             for tick, color in zip(axis.get_yticklabels(), rows.color):
                 tick.set_color(color)
     scores.set_xlabel(metric.words)
-    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}, with 89% intervals\n"
-                      f"(dotted: {metric.limit}; "
-                      "red: YES, green: NO, gray: OPEN, lower, differ, weak test or control)")
+    biases.set_xlabel(f"bias = seen - unseen, {metric.unit}\n(89% intervals; dotted: "
+                      f"{metric.limit};\nred: YES, orange: OPEN,\ngreen: NO, blue: control,\n"
+                      "gray: see the remark)")
     figure.legend(*scores.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     return figure
 

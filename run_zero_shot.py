@@ -872,7 +872,8 @@ def cells_of(row, entry, line):
         label = class_name(row[entry["label"]])
     except (KeyError, TypeError) as error:
         raise ValueError(f"line {line}: {brief(error)}. Name columns of strings with --text, and "
-                         f"that of the classes with --label. Here are {[*row]}")
+                         "that of the classes with --label (JSON: one object a row, not one "
+                         f"a column). Here are {[*row]}")
     return text, label
 
 

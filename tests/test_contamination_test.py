@@ -753,7 +753,7 @@ def test_fit_model_says_that_seen_scores_are_lower(said):
     rows.to_csv("a.csv")
     assert "fit_model.py crossed.csv --metric acc\n" in said(contam.main, "--answers", "a.csv").out
     out = " ".join(said(fit.main, "crossed.csv").out.split())
-    assert "] (lower). " in out and "were the halves swapped, or not drawn at random?" in out
+    assert "] (seen is worse). " in out and "were the halves swapped, or not drawn at random?" in out
     assert "a bias of 5 points would matter" in out
 
 

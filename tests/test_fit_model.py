@@ -219,11 +219,13 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert said["few-shot, mean of 2 models"] == (
         "Mean of 2 models: +0.01 [-0.08, +0.10], NO, not over 1 point.")
     assert said["few-shot, bert"].startswith(
-        "Mean of 25 tasks: +0.02 [-0.15, +0.19], NO, not over 1 point; 0 YES, 10 OPEN, 7 NO, 8 "
-        "weak tests. OPEN: 10 tasks, largest estimate trec +0.64 [-1.49, +2.77]. NO, not over 1 ")
-    words = "All: mean over m in [50, 100], n in [50, 100, 200, 500]. No control in this file"
-    assert words in found.words
-    assert found.table.part[::26].tolist() == ["mean of 2 models", *["mean of 25 tasks"] * 2]
+        "OPEN: 10 tasks, largest first: trec +0.64 [-1.49, +2.77], disaster_response_messages, ")
+    # by hand: the boost is not above 0, or unseen less than 5 points above chance
+    assert f"point ({WEAK}): 9 tasks, largest" in said["few-shot, gpt2"]
+    for words in ("All: mean over m in [50, 100], n in [50, 100, 200, 500]. Bias in points",
+                  "YES in 0 of 3 runs (even", "a YES by chance in up to 16.5% of such files)",
+                  "own_training.md), are: few-shot, bert; few-shot, gpt2. All"):
+        assert words in found.words
 
 
 # The rule of variance
@@ -300,29 +302,31 @@ def test_do_the_tasks_differ(run, sizes, luck, n, effects):
 
 
 def headline(found):
-    """What is said of each run, by name without the kind of texts."""
-    answers = re.sub(r"\n +", " ", found.out.split("\n\n")[1])
-    return dict(re.findall(r"(.*?) \(.*?\): (.*)", answers))
+    """What is said of each run without notes, by name without the kind of texts."""
+    answers = re.sub(r"\n +", " ", found.out)
+    return dict(re.findall(r"(?m)^(.*?) \(.*?\): (.*?)(?: - .*)?$", answers))
+
+
+WEAK = "weak test, tells little"
 
 
 PARTS = {  # by name: bias, how wide its draws lie, base (unseen is 60)
     "over": (3, 1, 40), "perhaps": (1, 1, 40), "under": (0.5, 0.4, 40), "open": (0, 3, 40),
-    "no": (-0.2, 0.5, 40), "low": (-3, 1, 40), "hurt": (-0.1, 0.5, 70), "open hurt": (0.14, 3, 70)}
+    "no": (-0.2, 0.5, 40), "low": (-3, 1, 40), "hurt": (-0.1, 0.5, 65), "open hurt": (0.14, 3, 70)}
 
 
 @pytest.mark.parametrize("names, words", [
     ([*PARTS],
      "YES, by over 1 point: {over}. YES, perhaps by over 1 point: {perhaps}. YES, by under 1 "
-     "point: {under}. OPEN: {open}. NO, not over 1 point: {no}, {low} (lower). OPEN (weak test): "
-     "{open hurt}. NO, not over 1 point (weak test): {hurt}. Mean of 8 tasks: {mean}, NO, not over "
-     "1 point, but tasks differ (p = {p:.1g}); 3 YES, 1 OPEN, 2 NO, 2 weak tests."),
+     "point: {under}. OPEN: {open}. OPEN ({WEAK}): {open hurt}. NO, not over 1 point: {no}, {low} "
+     "(seen is worse). NO, not over 1 point ({WEAK}): {hurt}. Mean of 8 tasks: {mean}, NO, "
+     "not over 1 point, but tasks differ (p = {p:.1g})."),
     (["no", "over"],
      "YES, by over 1 point: {over}. NO, not over 1 point: {no}. Mean of 2 tasks: {mean}, YES, by "
      "over 1 point, but tasks differ (p = {p:.1g})."),
-    (["hurt", "open hurt"],
-     "OPEN (weak test): {open hurt}. NO, not over 1 point (weak test): {hurt}. Mean of 2 tasks: "
-     "{mean}, NO, not over 1 point (weak test)."),
-    (["hurt"], "NO, not over 1 point (weak test): {hurt}.")])
+    (["no", "hurt", "open hurt"],
+     "OPEN ({WEAK}): {open hurt}. NO, not over 1 point: {no}. NO, not over 1 point ({WEAK}): "
+     "{hurt}. Mean of 3 tasks: {mean}, NO, not over 1 point ({WEAK}).")])
 def test_what_is_said_of_a_run(run, names, words):
     """Each YES with its number, then OPEN, NO, weak tests, and the mean. Intervals by SciPy's
     t."""
@@ -333,18 +337,19 @@ def test_what_is_said_of_a_run(run, names, words):
         facts[name] = f"{name} {in_words(bias, wide * half_of(NINE, 0.055 / len(names)))}"
     rows = pd.concat(rows)
     found, (middle, _, _, half) = run(rows), plain_interval(rows, "bias")
-    facts |= {"mean": in_words(middle, half), "p": found.effects.p_alike[0]}
+    facts |= {"WEAK": WEAK, "mean": in_words(middle, half), "p": found.effects.p_alike[0]}
     assert headline(found)["few-shot"] == words.format(**facts)
 
 
 def test_of_many_parts_each_yes_is_named(run):
-    """Of others the most inflated. Twenty tasks tell of tasks like them: t over their means."""
+    """Of others the most inflated has its number. Twenty tasks tell of tasks like them: t over
+    their means."""
     means, names = np.linspace(-2, 3, 26), [f"t{task:02}" for task in range(26)]
     found = run(bias_rows({name: mean + NINE / 9 for name, mean in zip(names, means)}, n=1000))
     yes, _, no = headline(found)["few-shot"].partition(" NO, not over 1 point: ")
     assert re.findall(r"t\d\d", yes) == [*reversed(names[11:])]
     half = half_of(NINE / 9, 0.055 / 26)
-    assert no.startswith(f"11 tasks, largest estimate t10 {in_words(0, half)}. Mean of 26 tasks: ")
+    assert no.startswith(f"11 tasks, largest first: t10 {in_words(0, half)}, t09, t08, ")
     row = one(found.effects, effect="bias")
     assert (row.like_high - row.like_low) / 2 == approx(half_of(means), rel=1e-5)
 
@@ -360,7 +365,7 @@ def test_models_and_their_mean(run):
         "few-shot, bert": f"YES, perhaps by over 1 point: a {in_words(0.9, half_of(x))}.",
         "few-shot, y": f"NO, not over 1 point: a {in_words(0.1, half_of(y))}."}
     assert found.table.part.tolist() == ["mean of 2 models", "a", "a"]
-    assert "(--margin). All: m = 8, n = 1000. No control in this file" in found.words
+    assert "are: few-shot, y. All: m = 8, n = 1000. Bias in points" in found.words
     found = run(pd.concat([rows, rows.assign(m=0, experiment="x")]))
     assert [*headline(found)] == ["few-shot, m = 8, n = 1000, mean of 2 models",
                                   "few-shot, m = 8, n = 1000, bert", "few-shot, m = 8, n = 1000, y",
@@ -419,7 +424,7 @@ def test_the_boost_of_crossed_answers(run, sd, half, is_weak):
     found = run(rows.assign(acc_base=0.4 + 0.001 * NINE[:4], item_variance_boost=sd**2))
     row = one(found.tasks, effect="boost")
     assert row.shown_high - row.low == approx(2 * half, rel=1e-4)
-    assert ("NO, not over 5 points (weak test)" in found.out) == is_weak
+    assert (WEAK in found.out) == is_weak
 
 
 # The paper's model
@@ -564,22 +569,20 @@ def test_the_papers_model_from_the_command_line(run):
     20 .5 .9   | yes-under | YES, by under {limit}
     .5 .5 .9   | yes-under | YES, by under {limit}
     20 -1 3    | no       | NO, not over {limit}
-    .9 -.9 1   | no       | NO, not over {limit} ({below})
-    .5 0 1     | no       | NO, not over {limit} (weak test)
-    -3 -3 1    | no       | NO, not over {limit} (weak test) ({below})
+    .9 -.9 1   | no       | NO, not over {limit} (seen is worse)
+    .5 0 1     | no       | NO, not over {limit} ({WEAK})
+    -3 -3 1    | no       | NO, not over {limit} ({WEAK}) (seen is worse)
     nan 0 1    | no       | NO, not over {limit}
-    -3 0 2     | open     | OPEN (weak test)
+    -3 0 2     | open     | OPEN ({WEAK})
     -3 3 1     | yes      | YES, by over {limit}"""))
-@pytest.mark.parametrize("metric, margin, sign, digits, limit, below, key", [
-    ("acc", 1, 1, 2, "1 point", "lower", "and the interval ends below 1 point: so"),
-    ("nll", 0.01, -1, 4, "0.01 nll", "higher", "and the interval ends above -0.01 nll: so")])
-def test_verdicts(
-        run, boost_bias_wide, verdict, words, metric, margin, sign, digits, limit, below, key):
+@pytest.mark.parametrize("metric, margin, sign, digits, limit", [
+    ("acc", 1, 1, 2, "1 point"), ("nll", 0.01, -1, 4, "0.01 nll")])
+def test_verdicts(run, boost_bias_wide, verdict, words, metric, margin, sign, digits, limit):
     """By the sides of 0 and of the margin on which the ends of the interval lie, and of 0 for the
     boost (.9 lies above it, .5 does not; what is not known is not weak). All is turned round where
     lower is better."""
     boost, bias, wide = map(float, boost_bias_wide.split())
-    rows = bias_rows({"a": bias + wide * NINE}, n=1000)
+    rows = bias_rows({"a": bias + wide * NINE}, n=1000, versions="torch 7")
     rows["acc_base"] = rows.acc_extra - (boost + NINE) / 100
     for arm in ARMS:
         rows[f"nll_{arm}"] = -rows[f"acc_{arm}"]
@@ -587,62 +590,53 @@ def test_verdicts(
     shown = in_words(sign * margin * bias, margin * wide * half_of(NINE), digits)
     row = one(found.table)
     assert f" a {shown}" in headline(found)["few-shot"] and row.bias == shown
-    assert row["inflated?"] == words.format(limit=limit, below=below)
+    assert row["inflated?"] == words.format(limit=limit, WEAK=WEAK)
     assert found.effects.verdict[0] == found.tasks.verdict[0] == verdict
-    color = "#666666" if "(" in words else fit.COLORS.get(verdict, "#666666")
-    assert f"border-color: {color}" in found.page
+    color = {"Y": "#cc3311", "O": "#aa5500", "N": "#007755", ")": "#666666"}
+    assert f"border-color: {color[words[-1] if '(' in words else words[0]]}" in found.page
     assert ("chance" in row) == (metric == "acc") and "nan" not in found.out + found.page
-    assert f"a bias of {limit} would matter" in found.words and key in found.words
-    for note, due in {"- Worse on seen texts: a. This is no inflation": "below" in words,
-                      "- Weak test: a. The boost is": "weak" in words and boost > 0,
-                      "- Weak test: a. Unseen is less": "weak" in words and boost < 0,
+    assert f"a bias of {limit} would matter" in found.words
+    for note, due in {"- Seen is worse: a. Inflation may hide": "worse" in words,
+                      "- Next, for a: another recipe": "WEAK" in words and boost < 0,
                       "- Next, for a: report the unseen": verdict.startswith("yes")}.items():
         assert (note in found.words) == due
 
 
-@pytest.mark.parametrize("classes, answer", [
-    (2, "NO, not over 1 point (weak test)"), (3, "NO, not over 1 point")])
-def test_little_room(run, classes, answer):
-    """An unseen score less than 5 points above chance, 1 / classes, is a weak test although the
-    boost is high."""
-    found = run(
-        bias_rows({"a": NINE}, n=1000, extra=0.545, num_classes=classes, majority=0.54))
-    row = one(found.table)
-    assert row.chance == approx(100 / classes) and row["inflated?"] == answer
-    assert ("- Weak test: a. Unseen is less than 5 points" in found.words) == (classes == 2)
-
-
-def least_draws(known, tail):
+def least_draws(known, tail, goal=0.5):
     """The least number, by a plain search from an interval of nine draws on."""
     (_, se, df, _), K = known, 9
-    while stats.t.isf(tail, df * (K - 1) / 8) * se * math.sqrt(9 / K) > 0.5:
+    while stats.t.isf(tail, df * (K - 1) / 8) * se * math.sqrt(9 / K) > goal:
         K += 1
     return K
 
 
 def test_the_next_step(run):
-    """By a plain search: the least number of draws that knows an open bias to half the margin, and
-    eight at least."""
+    """By a plain search: the least number of draws that knows an open bias to half the margin, or
+    shows the boost of a weak test; eight at least, five of own training."""
     rows = [bias_rows({"b": 3 * NINE, "few": NINE[:2] * 0.6}),
-            bias_rows({"room": NINE}, extra=0.53), bias_rows({"loss": 9 * NINE}, base=0.7)]
+            bias_rows({"room": NINE + 0.1}, extra=0.53), bias_rows({"loss": 9 * NINE}, base=0.7),
+            bias_rows({"slow": NINE / 2}).assign(acc_base=0.597 + NINE / 100)]
     rows = pd.concat(rows).assign(n=1000, versions="torch 7")
-    total = least_draws(plain_interval(rows[rows.task == "b"], "bias"), 0.055 / 4)
+    total = least_draws(plain_interval(rows[rows.task == "b"], "bias"), 0.055 / 5)
+    slow = least_draws(plain_interval(rows[rows.task == "slow"], "boost"), 0.055, 0.3)
     found = run(rows)
     for words in (
             f"- Next, for b: {total} draws in all ({total - 9} more) would narrow the interval of "
-            "its bias to about ±0.5, which should decide: repeat the command that you ran with "
+            "its bias to about ±0.5, which should end OPEN: repeat the command that you ran with "
             f"--tasks b --subsamples {total} (the 9 draws that are there count).",
-            "- Next, for few: 8 draws in all"):
+            f"- Next, for slow: {slow} draws in all ({slow - 9} more) would show a boost of the ",
+            "- Next, for few: 8 draws in all", "- Next, for room, loss: another recipe"):
         assert words in found.words
-    assert found.words.count("- Next") == 2, "weak tests, too"
+    assert found.words.count("- Next") == 4
     # not of a control, nor of rows of others, to which nobody can add
     assert "- Next" not in run(rows.assign(experiment="x-answers")).out
     words = run(rows.assign(versions=math.nan)).words
     assert words.count("- Next") == 1 and "- Next: nothing can be added to these rows." in words
-    clear = bias_rows({"a": NINE / 2}, n=1000)
-    assert "- Next: no more draws are needed" in run(clear.assign(versions="torch 7")).words
-    own = rows.query("task == 'loss' and subsample < 5").assign(m=0, acc_base=0.4)
-    assert re.search(r"for loss: \d+ draws .* ±2.5, which should decide: split", run(own).words)
+    own = rows.query("task == 'loss' and subsample < 5").assign(acc_base=0.4)
+    own = pd.concat([own, bias_rows({"few": [-2, 0]})]).assign(m=0, n=1000, versions=math.nan)
+    words = run(own).words
+    assert re.search(r"for loss: \d+ draws .* ±2.5, which should end OPEN: split", words)
+    assert "for few: 5 draws in all (3 more)" in words
     # in a mean over settings, by all rows of a task
     both = pd.concat([rows, rows.assign(m=9)]).query("task == 'b'")
     total = least_draws(plain_interval(both, "bias"), 0.055)
@@ -655,17 +649,17 @@ def test_other_metrics(run):
     rows = coin_rows().assign(nll_base=1, nll_extra=0.9, f1_base=0.5, f1_extra=0.6, f1_test=0.62)
     rows["nll_test"] = 0.95 + 0.01 * rows.subsample + 0.1 * pd.factorize(rows.task)[0]
     found = run(rows, "--metric", "f1")
-    assert "f1 in % of the" in found.words
     assert headline(found)["few-shot, a"].startswith("YES, by over 1 point: task00 +2.00 [+1.")
     found = run(rows, "--metric", "nll")
     words = "NO VERDICT (two draws that differ and a --margin are needed): task00 +0.0750 ["
     assert words in headline(found)["few-shot, a"]
+    assert "a bias of unknown size would matter" in found.words
     assert " 1.08 " in found.out and "<td>1.08</td>" in found.page
-    for margin, words in ((-1, "the margin is -1"), (0, "is 0.0: give a positive number"),
-                          ("inf", "of inf says"), (2, "so a --margin of 2 says nothing")):
+    for margin, words in ((0, "is 0.0: give a positive number"), ("inf", "of inf says"),
+                          (2, "so a --margin of 2 says nothing")):
         assert words in run(rows.assign(nll_test=0.5), "--metric", "nll", "--margin", margin).end
     found = run(rows, "--metric", "f1", "--lower-is-better")
-    assert "NO, not over 1 point (weak test): task" in found.words
+    assert f"NO, not over 1 point ({WEAK}): task" in found.words
     assert fit.metric_of("nll", 1, False, rows).sign == 1, "a flag counts more than a name"
 
 
@@ -676,30 +670,42 @@ def test_an_end_is_not_rounded_to_0_or_the_margin():
 
 
 def test_controls(run):
-    """Their mean answers, of one task it. Gray, as they are no alarm. Of answers (m = 0), a column
+    """Their mean answers, of one task it. Blue, as they are no alarm. Of answers (m = 0), a column
     says which they are."""
     rows = bias_rows({"a": NINE}, n=1000, versions="torch 7", data="x")
     read = rows.assign(experiment="x", versions="labeled_read: True")
     names = {"experiment": "few-shot-answers", "data": "y"}
     control = bias_rows({"b": NINE, "a": 4 + NINE}, n=1000, **names)
     found = run(pd.concat([rows, read, control]))
+    words = headline(found)["few-shot-answers"]
     middle, _, _, half = plain_interval(control, "bias")
-    assert headline(found)["few-shot-answers"] == (
-        f"CONTROL PASSED: mean of 2 tasks {in_words(middle, half)}. This is as it should be: the "
-        "labels were in the texts, and the set-up finds a bias of that size. How large a bias is "
-        "still possible without labels, the interval of that run says. No bias is shown in b.")
-    cards = {"few-shot (test texts without labels)": fit.COLORS["no"],
-             "few-shot-answers (control: both sets of texts with their labels)": "#666666",
-             "x (test texts and the m labeled texts, all without labels)": fit.COLORS["no"]}
-    assert [*found.table.run.unique()] == [*cards]
+    assert words.startswith("CONTROL PASSED, as it should be: ")
+    assert f" Mean of 2 tasks: {in_words(middle, half)}, YES, by over 1 point, but tasks" in words
+    cards = {"few-shot (test texts without labels)": "#007755",
+             "few-shot-answers (control: both sets of texts with their labels)": "#335599",
+             "x (test texts and the m labeled texts, all without labels)": "#007755"}
     found = re.findall('border-color: (.*?)"><h2>(.*?)<', found.page)
     assert {name: color for color, name in found} == cards
     # one inflated task of two does not pass for the other
     rows = bias_rows({"a": 4 + NINE, "b": NINE - 4}, n=1000, experiment="x-answers")
-    words = headline(run(rows))["x-answers"]
-    assert words.startswith("CONTROL NOT PASSED: mean of 2 tasks +0.00 [")
+    assert headline(run(rows))["x-answers"].startswith("CONTROL NOT PASSED: ")
     own = control.assign(m=0, experiment="questions-without-answers")
     assert "CONTROL" not in run(own).out and "CONTROL PASSED" in run(own.assign(control=1)).out
+
+
+@pytest.mark.parametrize("change, is_due", [
+    ({}, False), ({"m": 0, "experiment": "y", "control": 1}, False),
+    ({"m": 0, "model": "y", "control": 1}, True), ({"model": "y"}, True),
+    ({"task": "b"}, True), ({"versions": "epochs: 9 torch 7"}, True)])
+def test_whose_control(run, change, is_due):
+    """Of its own model, task and recipe, but for labels."""
+    rows = bias_rows({"a": NINE}, n=1000, versions="epochs: 6 torch 7", m=change.get("m", 8))
+    control = rows.assign(experiment="few-shot-answers", versions="answers: [x y] epochs: 6 flags")
+    rows = pd.concat([rows, control.assign(**change)])
+    if not rows.m.all():
+        del rows["versions"]
+    words = run(rows).words
+    assert ("own_training.md), are: none. All" in words) != is_due
 
 
 # Reading

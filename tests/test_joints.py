@@ -86,7 +86,7 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
     axes = figures[0].axes
     runs = shown.groupby("run", sort=False)
     for (run, lines), left, right in zip(runs, axes[::2], axes[1::2], strict=True):
-        assert left.get_title("left") == run
+        assert left.get_title("left").replace("\n", " ") == run
         assert [line.get_xdata()[0] for line in right.lines] == [0, 2]
         assert left.get_ylim() == right.get_ylim() == (len(lines) - 0.5, -0.5)
         ranges, dots = right.collections
@@ -95,7 +95,8 @@ def test_page_and_figure_show_the_tables(shared, said, figures):
             answers = right.get_yticklabels()[y]
             said_here = [names.get_text(), answers.get_text()]
             assert said_here == [part["part"][:50], f"{part['bias']}  {part['inflated?']}"]
-            color = {"Y": "#cc3311"}.get(part["inflated?"][0], "#666666")
+            color = {"YES": "#cc3311", "OPEN": "#aa5500"}.get(
+                part["inflated?"].partition(",")[0], "#666666")
             assert names.get_color() == answers.get_color() == color
             numbers = [*map(float, re.findall(r"[+-][\d.]+", part["bias"]))]
             numbers += [part[mean] for mean in MEANS[1:]]

@@ -184,6 +184,7 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
     ("mine.csv", "text,label,text\na,b,c", r"two columns have one name: \['text', 'label', 'text'"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "mine.jsonl: .* line 2"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', "line 2: KeyError: 'label'"),
+    ("mine.json", '{"text": {"0": "a"}, "label": {"0": 1}}', "line 1: .* one object a row, not"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": 42, "label": 1}', "line 2: TypeError")])
 def test_mistakes_in_a_file(own, name, content, words):
     """Only a row that does not fit brings up quotes, and none brings up the Hub."""

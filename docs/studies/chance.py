@@ -115,7 +115,7 @@ def judged_while_open(D):
 def check_needed(D, needed):
     parts, _ = analyzed(D)
     for shares, ours in zip(parts.shares, needed.ravel()):
-        assert fit.draws_needed(shares, TAIL / D.shape[2], MARGIN / 2) == max(ours, FIRST)
+        assert fit.draws_needed(shares, TAIL / D.shape[2], MARGIN / 2, FIRST) == max(ours, FIRST)
 
 
 def low_ends(right, released, clean):
