@@ -487,7 +487,7 @@ def reports_of(lines, metric):
     ids = ["experiment", "models", "model"]
     chosen = lines[lines.settings == lines.groupby(ids)["settings"].transform("max")]
     differ = chosen[["setting", "model"]].nunique() > 1
-    reports, runs, found, alone = [], 0, 0, []
+    reports, runs, found, bare = [], 0, 0, []
     for _, table in chosen.groupby([*ids, "setting"], sort=False):
         mean = table.iloc[-1]
         facts = mean[differ.index]
@@ -499,22 +499,24 @@ def reports_of(lines, metric):
         table = told(table, metric)
         name = ", ".join([mean.experiment, *facts[differ]])
         answers = answers_of(table)
-        if mean.kind == "control" and mean.verdict != "none":
-            answers.insert(0, CONTROLS[mean.verdict in YES])
         if mean.kind != "control":
             is_yes = table.verdict.isin(YES)
             runs += 1
             found += is_yes.any()
             if mean.needs_control and not is_yes.all():
-                alone.append(name)
+                bare.append(name)
+        elif mean.verdict != "none":
+            answers.insert(0, CONTROLS[mean.verdict in YES])
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
                               [*notes(table, metric)]))
+    controls = ""
+    if bare:
+        controls = f"No control (first: --with-answers, docs/own_training.md) of {'; '.join(bare)}. "
     return reports, (
+        f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
         f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
-        f"in up to {100 * TAIL * runs:.3g}% of such files). Without a control, which comes first "
-        f"(--with-answers, or docs/own_training.md), are: {'; '.join(alone) or 'none'}. All: "
-        f"{', '.join(facts[~differ]) or 'several settings and models'}. Bias in {metric.unit} [89% "
-        f"interval]; a bias of {metric.limit} would matter (--margin).")
+        f"in up to {100 * TAIL * runs:.3g}% of such files). {controls}All: "
+        f"{', '.join(facts[~differ]) or 'several settings and models'}.")
 
 
 def in_words(estimate, half, metric):
@@ -681,7 +683,7 @@ def draw_effects(reports, metric):
         scores.plot(rows.unseen, rows.index, "ko", ms=8, mfc="white", label="unseen")
         scores.plot(rows.seen, rows.index, "bd", label="seen")
         biases.hlines(rows.index, rows.shown_low, rows.shown_high, color=rows.color)
-        biases.scatter(rows.estimate, rows.index, 20, color=rows.color)
+        biases.scatter(rows.estimate, rows.index, color=rows.color)
         biases.axvline(0, color="gray")
         if metric.margin:
             biases.axvline(metric.sign * metric.margin, color="k", ls=":")

@@ -222,9 +222,9 @@ def test_tables_1a_and_1b_and_section_7(run):
         "OPEN: 10 tasks, largest first: trec +0.64 [-1.49, +2.77], disaster_response_messages, ")
     # by hand: the boost is not above 0, or unseen less than 5 points above chance
     assert f"point ({WEAK}): 9 tasks, largest" in said["few-shot, gpt2"]
-    for words in ("All: mean over m in [50, 100], n in [50, 100, 200, 500]. Bias in points",
+    for words in ("All: mean over m in [50, 100], n in [50, 100, 200, 500].",
                   "YES in 0 of 3 runs (even", "a YES by chance in up to 16.5% of such files)",
-                  "own_training.md), are: few-shot, bert; few-shot, gpt2. All"):
+                  "docs/own_training.md) of few-shot, bert; few-shot, gpt2. All"):
         assert words in found.words
 
 
@@ -365,7 +365,7 @@ def test_models_and_their_mean(run):
         "few-shot, bert": f"YES, perhaps by over 1 point: a {in_words(0.9, half_of(x))}.",
         "few-shot, y": f"NO, not over 1 point: a {in_words(0.1, half_of(y))}."}
     assert found.table.part.tolist() == ["mean of 2 models", "a", "a"]
-    assert "are: few-shot, y. All: m = 8, n = 1000. Bias in points" in found.words
+    assert ") of few-shot, y. All: m = 8, n = 1000." in found.words
     found = run(pd.concat([rows, rows.assign(m=0, experiment="x")]))
     assert [*headline(found)] == ["few-shot, m = 8, n = 1000, mean of 2 models",
                                   "few-shot, m = 8, n = 1000, bert", "few-shot, m = 8, n = 1000, y",
@@ -705,7 +705,7 @@ def test_whose_control(run, change, is_due):
     if not rows.m.all():
         del rows["versions"]
     words = run(rows).words
-    assert ("own_training.md), are: none. All" in words) != is_due
+    assert ("No control (first" in words) == is_due
 
 
 # Reading
