@@ -515,7 +515,7 @@ def reports_of(lines, metric):
     return reports, (
         f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
         f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
-        f"in up to {100 * TAIL * runs:.3g}% of such files). {controls}All: "
+        f"in up to {min(100, 100 * TAIL * runs):.3g}% of such files). {controls}All: "
         f"{', '.join(facts[~differ]) or 'several settings and models'}.")
 
 
