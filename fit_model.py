@@ -509,13 +509,13 @@ def reports_of(lines, metric):
             answers.insert(0, CONTROLS[mean.verdict in YES])
         reports.append(Report(f"{name} ({KINDS[mean.kind]})", answers, table,
                               [*notes(table, metric)]))
-    controls = ""
+    lacks = ""
     if bare:
-        controls = f"No control (first: --with-answers, docs/own_training.md) of {'; '.join(bare)}. "
+        lacks = f"No control (first: --with-answers, docs/own_training.md) of {'; '.join(bare)}. "
     return reports, (
         f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
         f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
-        f"in up to {100 * TAIL * runs:.3g}% of such files). {controls}All: "
+        f"in up to {100 * TAIL * runs:.3g}% of such files). {lacks}All: "
         f"{', '.join(facts[~differ]) or 'several settings and models'}.")
 
 
