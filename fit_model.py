@@ -77,9 +77,9 @@ CAUSES = {  # by kind: why seen texts may score lower
                 "(--lower-is-better)?",
     "labeled-read": "Here the labeled texts were read, too, so the cause is not known.",
     "plain": "A possible cause: to the model, the labeled texts look different from test texts "
-             "that it has read. Next: a run with --pretrain-on-labeled checks this. (In your "
-             "own training: were the halves swapped, or not drawn at random? Is lower better, "
-             "--lower-is-better?)"}
+             "that it has read. A run with --pretrain-on-labeled bears on this: make one, or "
+             "look at it if it is here. (In your own training: were the halves swapped, or not "
+             "drawn at random? Is lower better, --lower-is-better?)"}
 CONTROLS = {  # by whether it is passed
     True: "CONTROL PASSED, as it should be: the labels were in the texts, and the bias is found. A "
           "smaller one may be missed: see how wide the interval of the run without labels is.",
@@ -97,7 +97,7 @@ unseen: the same after pretraining on the other set (of a control: with its labe
 seen: the same after pretraining on the very texts of the test
 boost: unseen - base: what pretraining on such texts adds, the fair gain
 bias: seen - unseen: what having read these very texts adds, the inflation (it can be below 0: to \
-the model, texts that it has read also look different from labeled ones that it has not)
+the model, texts that it has read may also look different from labeled ones that it has not)
 chance: score of blind guesses, 100 / classes, since the labeled texts have equally many of each \
 class
 """
@@ -511,7 +511,7 @@ def reports_of(lines, metric):
                               [*notes(table, metric)]))
     controls = ""
     if bare:
-        controls = f"No control (first: --with-answers, docs/own_training.md): {'; '.join(bare)}. "
+        controls = f"No control (see --with-answers, docs/own_training.md): {'; '.join(bare)}. "
     return reports, (
         f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
         f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "
@@ -595,7 +595,7 @@ def next_draws(parts, metric):
     hopeless = []
     for part in parts[parts.weak | (parts.verdict == "open")].itertuples():
         share, tail, goal = part.shares, TAIL / len(parts), metric.margin / 2
-        use = f"narrow the interval of its bias to about ±{goal:g}, which should end OPEN"
+        use = f"narrow the interval of its bias to about ±{goal:g}, which should settle it"
         if part.weak:
             share, tail, goal = part.boost_shares, TAIL, part.gain
             use = "show a boost of the size found (so far the test is weak)"

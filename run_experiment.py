@@ -1131,7 +1131,7 @@ def parse_args(argv):
     add("--with-answers", action="store_true",
         help="pretrain on texts with the names of their classes: a positive control")
     add("--pretrain-on-labeled", action="store_true",
-        help="pretrain also on the m labeled texts, without labels, as is usual; default no")
+        help="pretrain also on the m labeled texts, without labels; default no")
     add("--also-read", type=user_path,
         help="file whose column text both pretrained models read, too; default none")
     add("--experiment", default="few-shot",

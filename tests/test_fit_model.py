@@ -622,7 +622,7 @@ def test_the_next_step(run):
     found = run(rows)
     for words in (
             f"- Next, for b: {total} draws in all ({total - 9} more) would narrow the interval of "
-            "its bias to about ±0.5, which should end OPEN: repeat the command that you ran with "
+            "its bias to about ±0.5, which should settle it: repeat the command that you ran with "
             f"--tasks b --subsamples {total} (the 9 draws that are there count).",
             f"- Next, for slow: {slow} draws in all ({slow - 9} more) would show a boost of the ",
             "- Next, for few: 8 draws in all", "- Next, for room, loss: another recipe"):
@@ -635,7 +635,7 @@ def test_the_next_step(run):
     own = rows.query("task == 'loss' and subsample < 5").assign(acc_base=0.4)
     own = pd.concat([own, bias_rows({"few": [-2, 0]})]).assign(m=0, n=1000, versions=math.nan)
     words = run(own).words
-    assert re.search(r"for loss: \d+ draws .* ±2.5, which should end OPEN: split", words)
+    assert re.search(r"for loss: \d+ draws .* ±2.5, which should settle it: split", words)
     assert "for few: 5 draws in all (3 more)" in words
     # in a mean over settings, by all rows of a task
     both = pd.concat([rows, rows.assign(m=9)]).query("task == 'b'")
@@ -705,7 +705,7 @@ def test_whose_control(run, change, is_due):
     if not rows.m.all():
         del rows["versions"]
     words = run(rows).words
-    assert ("No control (first" in words) == is_due
+    assert ("No control (see" in words) == is_due
 
 
 # Reading

@@ -19,8 +19,8 @@ sixteen, as the paper has them, were tried on other items (boost +0.7) and taken
 labels were not learned either (draw 1 of the control: boost -6.0, bias 0.0). So the control was
 given five times the rate, before any draw at that rate was made. All on 2026-11-27.
 
-docs/rows/crossed_example.csv also holds the first three draws of the control, as a second method
-("smollm2 with answers"), which were copied from crossed_control.csv.
+docs/rows/crossed_example.csv also holds the first three draws of the control, as an experiment of its own
+(crossed-answers), which were copied from crossed_control.csv.
 
 Three draws, 89% intervals: the bias of the inputs is +0.33 [-2.48, +3.14], the boost -3.22 [-7.07,
 +0.62]; the bias of the control is +2.56 [+0.47, +4.64], the boost +13.11 [-4.92, +31.14].

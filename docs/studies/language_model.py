@@ -232,9 +232,10 @@ def tell():
         units = labeled.units_of(path.stem)
         if labeled.READ not in units["experiment"].unique():
             continue
-        table = labeled.paired(units, "", "bias", 1, 40)
-        tasks = [*table.index.unique("task")]
-        labeled.tell_row("bias", table, tasks)
+        for name in ("seen", "unseen", "bias"):
+            table = labeled.paired(units, "", name, 1, 40)
+            tasks = [*table.index.unique("task")]
+            labeled.tell_row(name, table, tasks)
         change = (table["read"] - table["unread"]).groupby("task").mean()
         print(f"difference, over the {len(tasks)} tasks: {labeled.words(change)}")
 
