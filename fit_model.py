@@ -511,7 +511,7 @@ def reports_of(lines, metric):
                               [*notes(table, metric)]))
     controls = ""
     if bare:
-        controls = f"No control (see --with-answers, docs/own_training.md): {'; '.join(bare)}. "
+        controls = f"No control (see --with-answers, docs/own_training.md) of {'; '.join(bare)}. "
     return reports, (
         f"Bias in {metric.unit} [89% interval]; a bias of {metric.limit} would matter (--margin). "
         f"YES in {found} of {runs} runs (even if nothing is inflated, some task is a YES by chance "

@@ -224,7 +224,7 @@ def test_tables_1a_and_1b_and_section_7(run):
     assert f"point ({WEAK}): 9 tasks, largest" in said["few-shot, gpt2"]
     for words in ("All: mean over m in [50, 100], n in [50, 100, 200, 500].",
                   "YES in 0 of 3 runs (even", "a YES by chance in up to 16.5% of such files)",
-                  "docs/own_training.md): few-shot, bert; few-shot, gpt2. All"):
+                  "docs/own_training.md) of few-shot, bert; few-shot, gpt2. All"):
         assert words in found.words
 
 
