@@ -1119,7 +1119,8 @@ def user_path(text):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [flags]; with your own file: %(prog)s --csv mine.csv",
+        usage="%(prog)s [flags: see --help], or for your file "
+              "%(prog)s --csv mine.csv --text text --label label",
         description=__doc__.partition("\n\n")[0])
     add = parser.add_argument_group("what to run (all combinations)").add_argument
     add("--model", nargs="+", default=["smollm2"],

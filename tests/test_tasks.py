@@ -193,6 +193,13 @@ def test_mistakes_in_a_file(own, name, content, words):
     assert "Hub" not in message and ("in quotes" in message) == ("Put cells" in words)
 
 
+def test_a_misspelt_flag_stands_below_the_right_one(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--lable", "x"])
+    words = capsys.readouterr().err
+    assert re.search("--text text --label label\n.* unrecognized arguments: --lable", words)
+
+
 def test_names_of_classes_in_a_file(own):
     """As Dataset.to_parquet writes them. Unused classes go."""
     labels = [0, 2, 2] * 3 + [-1, None, 0]
