@@ -183,7 +183,6 @@ def test_rows_that_lone_quote_marks_join_are_told(own, end, words):
     ("mine.csv", ";text;y\n;a;b", r"line 2: KeyError: 'label'.* Here are \['', 'text', 'y'\]"),
     ("mine.csv", "text,label,text\na,b,c", r"two columns have one name: \['text', 'label', 'text'"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label"\n', "mine.jsonl: .* line 2"),
-    ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', "line 2: KeyError: 'label'"),
     ("mine.json", '{"text": {"0": "a"}, "label": {"0": 1}}', "line 1: .* one object a row, not"),
     ("mine.jsonl", '{"text": "a", "label": 1}\n{"text": 42, "label": 1}', "line 2: TypeError")])
 def test_mistakes_in_a_file(own, name, content, words):
@@ -195,9 +194,9 @@ def test_mistakes_in_a_file(own, name, content, words):
 
 def test_a_misspelt_flag_stands_below_the_right_one(script, capsys):
     with pytest.raises(SystemExit):
-        script.main(["--lable", "x"])
-    words = capsys.readouterr().err
-    assert re.search("--text text --label label\n.* unrecognized arguments: --lable", words)
+        script.main(["--lable"])
+    words = "--text text --label label\n.* unrecognized arguments: --lable"
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_names_of_classes_in_a_file(own):
