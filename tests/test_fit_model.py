@@ -339,6 +339,7 @@ def test_what_is_said_of_a_run(run, names, words):
     found, (middle, _, _, half) = run(rows), plain_interval(rows, "bias")
     facts |= {"WEAK": WEAK, "mean": in_words(middle, half), "p": found.effects.p_alike[0]}
     assert headline(found)["few-shot"] == words.format(**facts)
+    assert f"YES in {'over' in names:d} of 1 runs (even" in found.words
 
 
 def test_of_many_parts_each_yes_is_named(run):
