@@ -44,7 +44,7 @@ MARGIN = 1  # point of the question
 COLORS = {False: "#009E73", True: "#882255"}  # without, with answers; told apart by all eyes
 BAND = "#dddddd"
 ORDER_TESTS = {"order test": "p_exact", "relative order": "p_relative"}
-TITLE = "Soon visible beside the model before; inflated after ten epochs"
+TITLE = "Soon visible beside the model before; perhaps inflated after ten epochs"
 UNDER = "smollm2, 50 reviews; numbers: epochs of pretraining; bars: 89% intervals"
 # of a label at its interval: aligned how, at the upper or the lower end
 PLACES = [("center", 1), ("center", -1), ("left", 1), ("right", 1), ("left", -1), ("right", -1)]
