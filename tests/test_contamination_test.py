@@ -531,11 +531,10 @@ def test_missing_answers_are_counted_and_must_not_depend_on_the_half(kind):
 
 
 def test_models_are_compared_where_they_were_asked_the_same(capsys):
-    """In task b the models were asked two sets of items, of which one has more released ones. other1
-    lacks an answer, which counts for it alone."""
-    rows = make_answers(5, 150, 150)
-    in_set = rows["item"].between(50, 189)
-    rows = rows[in_set == rows.model.ne("before")].assign(task="b")
+    """In task b the models were asked two sets of items, which share one, and of which one has more
+    released ones. other1 lacks an answer, which counts for it alone."""
+    asked = "(50 <= item < 190) == (model != 'before') or item == 70"
+    rows = make_answers(5, 150, 150).query(asked).assign(task="b")
     rows["right"] = rows.right.mask(rows.model.eq("other1") & rows["item"].eq(60))
     alone = rows[rows.model == "mine"].assign(task="a")
     table = judge(pd.concat([alone, rows]), "--clean before other1").fillna("")
