@@ -77,24 +77,25 @@ def tell():
     rows = pd.read_csv(ROWS)
     figure, axes = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True, layout="constrained")
     print("| texts read | draws | boost | bias |\n| --- | --- | --- | --- |")
-    for ending, color, shift in (("", "C0", 0), ("-answers", "C1", 0.2)):
-        found = {times: effects(rows[rows.experiment == f"{name}{ending}"])
+    for ending, color, label in (("", "C0", "texts alone"), ("-answers", "C1", "with labels")):
+        forms = {times: effects(rows[rows.experiment == f"{name}{ending}"])
                  for name, times in OTHERS.items()}
-        for times, table in found.items():
-            if len(table) < 2:
-                continue
+        found = pd.concat(forms, axis=1).dropna()  # the draws that all three have
+        if len(found) < 2:
+            continue
+        axes[0].plot([], [], "o", color=color, label=label)
+        for place, times in enumerate(forms):
             words = []
-            for axis, effect in zip(axes, table):
-                mean, half = mean_and_half(table[effect])
-                axis.errorbar(mean, times_place(times) + shift, xerr=half, fmt="o", capsize=3,
+            for axis, effect in zip(axes, ("boost", "bias")):
+                mean, half = mean_and_half(found[times, effect])
+                axis.errorbar(mean, place + 0.2 * bool(ending), xerr=half, fmt="o", capsize=3,
                               color=color)
                 words.append(f"{mean:+.2f} ± {half:.2f}")
-            print(f"| {N} of {N * (times + 1):,}{' (answers)' if ending else ''} | {len(table)} | "
+            print(f"| {N} of {N * (times + 1):,}{ending and ', control'} | {len(found)} | "
                   f"{' | '.join(words)} |")
-        change = (found[9].boost - found[0].boost).dropna()
-        if len(change) > 1:
-            mean, half = mean_and_half(change)
-            print(f"boost with 9 times as many others - without{ending}: {mean:+.2f} ± {half:.2f}")
+        for effect in ("boost", "bias"):
+            mean, half = mean_and_half(found[9, effect] - found[0, effect])
+            print(f"{effect} with 1,800 others - without{ending}: {mean:+.2f} ± {half:.2f}")
     for axis, effect in zip(axes, ("boost", "bias")):
         axis.axvline(0, color="gray", linewidth=0.8)
         axis.set_xlabel(f"{effect}, percentage points (89% interval)")
@@ -103,11 +104,8 @@ def tell():
     axes[0].set_yticks(range(len(OTHERS)), labels)
     axes[0].set_ylim(len(OTHERS) - 0.5, -0.5)
     axes[0].set_ylabel("texts read: own set of all")
+    axes[0].legend(frameon=False, fontsize="small")
     figure.savefig(FIGURE, dpi=150)
-
-
-def times_place(times):
-    return [*OTHERS.values()].index(times)
 
 
 if __name__ == "__main__":
