@@ -50,6 +50,7 @@ def make():
     others = posts.loc[~is_own, "Text"].dropna().sample(frac=1, random_state=0).rename("text")
     for times in (1, 9):
         others[: times * N].to_csv(f"others_{times}.csv", index=False)
+    print("posts.csv, others_1.csv and others_9.csv are in this folder")
 
 
 def run(flags):
